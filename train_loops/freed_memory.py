@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
-CGROUP = Path("/sys/fs/cgroup")
+from stores import cgroup
+
 MIN_AVAILABLE_SHARE = 0.5
-"""With less of the machine's memory available, a trainer gives back what it does not use."""
+"""With less of the machine's or container's memory available, a trainer gives back what it does not use."""
 
 
 def release_if_scarce() -> None:
@@ -24,18 +24,8 @@ def release_if_scarce() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def available_share(cgroup: Path = CGROUP) -> float:
-    """Returns the share of memory that is available: of the machine, or of its container where that has less."""
+def available_share() -> float:
+    """Returns the share of memory that is available: of the machine, or of a container or job where that has less."""
     machine = psutil.virtual_memory()
-    shares = [machine.available / machine.total]
-    with suppress(OSError, ValueError):  # no cgroup of version 2, or "max"
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text()) - _file_cache(cgroup)
-        shares.append(1 - used / limit)
-    return min(shares)
-
-
-def _file_cache(cgroup: Path) -> int:
-    """Returns the bytes of cached files, which `memory.current` counts and the kernel drops where memory is short."""
-    counts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    return int(counts["inactive_file"]) + int(counts["active_file"])
+    share = cgroup.available_share()
+    return min(machine.available / machine.total, 1.0 if share is None else share)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 from math import prod
-from pathlib import Path
 
 from pipelines.run.run import Run
+from stores.cgroup import cpu_quota
 from stores.manifest import read_manifest, whole_model
 
 PARAMETERS_PER_THREAD = 20_000_000
 """A model gets at most one thread more than it has this many parameters."""
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def engine_threads(run: Run, model_group: str) -> int:
@@ -61,21 +60,12 @@ def num_parameters(run: Run, model_group: str) -> int:
     return sum(prod(shape) for _, shape in read_manifest(whole_model(ref)).tensors.values())
 
 
-def usable_cores(cgroup: Path = CGROUP) -> int:
+def usable_cores() -> int:
     """Returns how many cores this process may use: of its affinity, its cgroup's quota and OMP_NUM_THREADS the fewest.
 
     A process that Ray started as a job has OMP_NUM_THREADS=1 from Ray, unless somebody set it before.
     """
     cores = [float(len(os.sched_getaffinity(0)))]
-    cores += [quota for quota in (_quota(cgroup / "cpu.max"),) if quota]
+    cores += [quota for quota in (cpu_quota(),) if quota]
     cores += [float(part) for part in (os.environ.get("OMP_NUM_THREADS", "").split(",")[0],) if part.isdigit()]
     return max(1, int(min(cores)))
-
-
-def _quota(file: Path) -> float | None:
-    """Cores of a cgroup's `cpu.max`, "<microseconds> <of microseconds>"; None without a limit."""
-    try:
-        limit, period = file.read_text().split()
-        return int(limit) / int(period)
-    except (OSError, ValueError):  # no cgroup of version 2, or "max"
-        return None

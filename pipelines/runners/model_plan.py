@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from pipelines.config.run_config import RunConfig
+from stores.cgroup import memory_limit
 from stores.manifest import stored_dtype
 from stores.model_folder import Tensors
 from train_loops.config import DeepSpeedConfig, TrainConfig
@@ -159,10 +159,8 @@ def _num_in_adapter(train: TrainConfig, tensors: Tensors) -> int:
 
 def memory_bytes() -> int:
     """Returns the memory of this machine, or what its container may take if that is less."""
-    total = psutil.virtual_memory().total
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(total, int(text)) if text.isdigit() else total
+    total, limit = psutil.virtual_memory().total, memory_limit()
+    return total if limit is None else min(total, limit)
 
 
 def _count(number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -10,6 +9,7 @@ import pytest
 import ray
 import ray.train
 
+from stores import cgroup
 from train_loops import freed_memory, trainer
 from train_loops.freed_memory import available_share, release_if_scarce
 
@@ -19,27 +19,14 @@ CHUNK = 64 * 2**10
 NUM_CHUNKS = 1000
 
 
-def test_container_with_less_available_than_the_machine_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("machine", "container", "share"), [(0.8, 0.75, 0.75), (0.3, 0.75, 0.3), (0.3, None, 0.3)])
+def test_available_is_what_the_machine_or_its_container_has_less_of(
+    machine: float, container: float | None, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_machine(monkeypatch, available_share=0.8)
-    write_cgroup(tmp_path, limit="1000", used=500, cached=250)
-    assert available_share(tmp_path) == pytest.approx(0.75)
-
-
-def test_machine_with_less_available_than_the_container_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_machine(monkeypatch, available_share=0.3)
-    write_cgroup(tmp_path, limit="1000", used=500, cached=250)
-    assert available_share(tmp_path) == pytest.approx(0.3)
-
-
-def test_unlimited_container_has_the_share_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_machine(monkeypatch, available_share=0.3)
-    write_cgroup(tmp_path, limit="max", used=0, cached=0)
-    assert available_share(tmp_path) == pytest.approx(0.3)
-    assert available_share(tmp_path / "missing") == pytest.approx(0.3)
+    memory = SimpleNamespace(total=1_000_000, available=int(machine * 1_000_000))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(cgroup, "available_share", lambda: container)
+    assert available_share() == pytest.approx(share)
 
 
 def test_freed_memory_goes_back_only_where_memory_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,14 +72,3 @@ def test_a_trainer_gives_memory_back_after_a_job_that_failed_too(monkeypatch: py
     with pytest.raises(StopIteration):
         trainer.run_worker({"supervisor": "s", "epoch": 1, "train": {"threads": 1}, "run_folder": ""})
     assert told == ["failed bad", "release", "finished good", "release"]
-
-
-def set_machine(monkeypatch: pytest.MonkeyPatch, *, available_share: float) -> None:
-    memory = SimpleNamespace(total=1_000_000, available=int(available_share * 1_000_000))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-
-
-def write_cgroup(folder: Path, *, limit: str, used: int, cached: int) -> None:
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon {used - cached}\ninactive_file {cached}\nactive_file 0\n")

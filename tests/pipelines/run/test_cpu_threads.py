@@ -28,19 +28,16 @@ def test_processes_that_compute_at_once_share_the_cores(
     assert threads_of(num_parameters, num_at_once=num_at_once, num_cores=num_cores) == threads
 
 
-def test_cores_are_those_of_affinity_quota_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("quota", "environment", "cores"), [(None, "", 8), (3.5, "", 3), (3.5, "1", 1), (12.0, "", 8), (0.5, "", 1)]
+)
+def test_cores_are_those_of_affinity_quota_and_environment(
+    quota: float | None, environment: str, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert usable_cores(tmp_path) == 8
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert usable_cores(tmp_path) == 8
-    (tmp_path / "cpu.max").write_text("350000 100000\n")
-    assert usable_cores(tmp_path) == 3
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert usable_cores(tmp_path) == 1
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert usable_cores(tmp_path) == 1
+    monkeypatch.setattr(cpu_threads, "cpu_quota", lambda: quota)
+    monkeypatch.setenv("OMP_NUM_THREADS", environment)
+    assert usable_cores() == cores
 
 
 def test_engines_share_with_engines_and_trainers_with_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
