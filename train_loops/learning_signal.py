@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from stores.allowed_tokens import allowed_tokens
 from train_loops.advantages.gae import gae, whiten
 from train_loops.advantages.gigpo import anchor_share
 from train_loops.advantages.rewarded_rows import CreditKind, RewardedRows, Rows, estimator
@@ -108,7 +109,8 @@ def _turn_rewards(samples: Sequence[Sample], *, config: TrainConfig, team: TeamS
     for i, s in enumerate(samples):
         own = config.agents.get(s.agent)
         overlong = own.overlong if own is not None and own.overlong is not None else config.overlong
-        if overlong is not None:
+        # A choice is one token long, which is also its limit: it can be no shorter.
+        if overlong is not None and not allowed_tokens(s.constraint):
             rewards[i] += overlong_penalty(
                 s.completion_length,
                 max_tokens=s.max_tokens,

@@ -11,7 +11,8 @@ import pytest
 
 from serve_apps.policy import generation as generation_module
 from serve_apps.policy.generation import Generation
-from serve_apps.policy.wire import WireProgress, WireRequest, WireResult
+from serve_apps.policy.serving_state import ServingState
+from serve_apps.policy.wire import NO_VERSION, REFUSED, WireProgress, WireRequest, WireResult
 
 pytestmark = pytest.mark.fast
 
@@ -137,3 +138,24 @@ def test_results_end_a_batch() -> None:
 
     (results,) = asyncio.run(main())
     assert sorted(result.key for result in results) == [1, 2]
+
+
+async def told(generation: Generation, group: str) -> list[tuple[str, int, str]]:
+    """Finish reason, version and error of a request to a group, in a batch and streamed."""
+    asked = request(0)._replace(model_group=group)
+    whole = await generation._complete(asked, "r")
+    streamed = [delta async for delta in generation.stream(asked, {})]
+    return [
+        (whole.finish_reason, whole.policy_version, whole.error),
+        *((d.finish_reason, d.policy_version, d.error) for d in streamed),
+    ]
+
+
+def test_a_group_whose_adapter_could_not_be_loaded_is_not_answered_by_the_bare_base() -> None:
+    states = {"solver": ServingState(error="no answer from s3://bucket")}
+    routes: Any = SimpleNamespace(states=states, route=lambda group: None)
+    generation = Generation(HandEngine(), routes, stop_token_ids=())
+    lost = ("abort", NO_VERSION, "no adapter of 'solver' is live: no answer from s3://bucket")
+    assert asyncio.run(told(generation, "solver")) == [lost, lost], "another replica may answer"
+    refused = (REFUSED, NO_VERSION, "no adapter of 'stranger' is live; groups are solver")
+    assert asyncio.run(told(generation, "stranger")) == [refused, refused]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from serve_apps.policy.local_policy import LocalPolicy
 from stores.allowed_tokens import constraint_of
 from stores.manifest import Probe
-from stores.types import Completion, GenerateRequest, Sampling
+from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
 from stores.weights import WeightStore
 
 pytestmark = pytest.mark.fast
@@ -21,9 +23,12 @@ OPTIONS = [35, 36, 40]
 
 @pytest.fixture(scope="module")
 def policy(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalPolicy:
-    store = WeightStore(str(tmp_path_factory.mktemp("weights")))
-    ref = store.commit(
-        tiny_model,
+    return LocalPolicy({"g": committed(tiny_model, tmp_path_factory.mktemp("weights"))})
+
+
+def committed(model: Path, folder: Path) -> ModelVersionRef:
+    return WeightStore(str(folder)).commit(
+        model,
         model_group="g",
         version=0,
         parent=None,
@@ -31,7 +36,6 @@ def policy(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalP
         iteration=0,
         probe=Probe(sequences=((1, 2),), logprobs=((-1.0,),)),
     )
-    return LocalPolicy({"g": ref})
 
 
 def ask(policy: LocalPolicy, sampling: Sampling, seed: int = 0) -> Completion:
@@ -47,6 +51,31 @@ def test_a_choice_is_one_of_what_is_offered_with_the_distribution_over_it(policy
     for answer in answers:
         assert sum(map(math.exp, answer.allowed_logprobs)) == pytest.approx(1.0, abs=1e-5)
         assert answer.logprobs[0] == answer.allowed_logprobs[OPTIONS.index(answer.token_ids[0])]
+
+
+def test_sampling_is_an_engines_whatever_the_models_own_generation_settings(tiny_model: Path, tmp_path: Path) -> None:
+    plain, with_settings = tmp_path / "plain", tmp_path / "with settings"
+    for folder in (plain, with_settings):
+        shutil.copytree(tiny_model, folder)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+    settings = {"repetition_penalty": 1.8, "no_repeat_ngram_size": 1, "top_k": 3, "do_sample": True}
+    (with_settings / "generation_config.json").write_text(json.dumps(settings))
+    asked = Sampling(max_tokens=80, temperature=1.0)
+    answers = [ask(LocalPolicy({"g": committed(folder, folder / "store")}), asked) for folder in (plain, with_settings)]
+    assert answers[0] == answers[1]
+    assert len(set(answers[0].token_ids)) < len(answers[0].token_ids), (
+        "the test needs a completion that repeats a token"
+    )
+
+
+def test_min_p_leaves_only_likely_tokens(policy: LocalPolicy) -> None:
+    sampling = Sampling(max_tokens=1, temperature=1.0, min_p=1.0)
+    assert len({tuple(ask(policy, sampling, seed).token_ids) for seed in range(10)}) == 1
+
+
+def test_a_form_is_refused(policy: LocalPolicy) -> None:
+    with pytest.raises(ValueError, match="must match a form is sampled by engines only"):
+        ask(policy, Sampling(max_tokens=4, temperature=1.0, constraint='{"json": {"type": "integer"}}'))
 
 
 def test_another_completion_has_logprobs_over_all_tokens_and_no_options(policy: LocalPolicy) -> None:

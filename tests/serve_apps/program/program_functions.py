@@ -25,6 +25,13 @@ def ask(prompt: str, client: Any) -> str:
     return str(reply.choices[0].message.content)
 
 
+async def closes(prompt: str, client: Any) -> str:
+    """Closes its client when it is done, as openai's documentation does."""
+    async with client:
+        reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": prompt}])
+    return str(reply.choices[0].message.content)
+
+
 async def forced_and_typed(prompt: str, client: Any) -> str:
     """Forces a call of the calculator, and then asks for the answer as an integer below 100."""
     messages: list[Any] = [{"role": "user", "content": prompt}]

@@ -648,10 +648,11 @@ def test_demonstrations_of_the_calculator_run_through_the_program_itself(tiny_mo
     assert "55" in answers and len(set(answers)) > 1
 
 
-def test_many_programs_play_side_by_side(tiny_model: Path) -> None:
-    """Turns of one never reach another, nor do their spans."""
+@pytest.mark.parametrize("function", ["pipelines.examples.calculator.program:answer", "program_functions:closes"])
+def test_many_programs_play_side_by_side(tiny_model: Path, function: str) -> None:
+    """Turns of one never reach another, nor do their spans, and one that closes its client closes no other's."""
     tokenizer = ChatTokenizer(tiny_model)
-    program = Program(ONE, function="pipelines.examples.calculator.program:answer")
+    program = Program(ONE, function=function)
 
     async def complete(call: AgentCall) -> Completion:
         await asyncio.sleep(0.001)

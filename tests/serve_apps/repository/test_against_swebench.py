@@ -58,9 +58,8 @@ def test_swebench_agrees_on_honest_changes(tmp_path: Path) -> None:
             names = {"FAIL_TO_PASS": list(made.fail_to_pass), "PASS_TO_PASS": list(made.pass_to_pass)}
             for name, change in changes(made).items():
                 files = {**made.files, **change, **made.hidden}
-                hidden = {path: text.encode() for path, text in made.hidden.items()}
                 got = grade(
-                    tests, {path: text.encode() for path, text in files.items()}, hidden,
+                    tests, {path: text.encode() for path, text in files.items()},
                     fail_to_pass=made.fail_to_pass, pass_to_pass=made.pass_to_pass,
                 )  # fmt: skip
                 ours[f"{task.task_id}: {name}"] = [got.is_resolved, got.fail_to_pass, got.pass_to_pass]

@@ -112,6 +112,22 @@ def test_a_name_that_is_cut_within_its_parameters_stands_for_those_that_begin_so
     assert [outcome_of(name, outcomes) for name in names] == ["passed", "", "failed", ""]
 
 
+def test_a_repair_counts_where_the_failing_test_is_one_of_the_repository() -> None:
+    own = {"tests": None, "FAIL_TO_PASS": ["test_calc.py::test_add"], "PASS_TO_PASS": []}
+    assert played(REPAIR, "submit", **own)["reward"] == 1.0
+    seen = played(*CHANGES[FOOL_A_PLAIN_RUN[0]], "submit", **own)
+    assert seen["reward"] == 0.0 and not seen["info"]["is_resolved"], seen
+
+
+def test_a_file_that_judges_may_not_be_changed_whatever_its_name() -> None:
+    named = {
+        "tests": None,
+        "files": {**FILES, "checks.py": FILES["test_calc.py"]},
+        "FAIL_TO_PASS": ["checks.py::test_add"],
+    }
+    assert "may not be changed" in played("write checks.py\ndef test_add(): pass", **named, PASS_TO_PASS=[])["text"]
+
+
 def test_what_breaks_another_test_is_no_repair() -> None:
     seen = played(REPAIR, "edit text.py 2\nreturn word", "submit")
     assert (seen["reward"], seen["info"]["fail_to_pass"], seen["info"]["pass_to_pass"]) == (0.0, 1.0, 0.5)
