@@ -13,11 +13,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from importlib import import_module
 from typing import Annotated, Any, cast
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from serve_apps.openai_api.chat_request import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatRequest
-from serve_apps.openai_api.protocol import Body, RequestBody, invalid_body_error
+from serve_apps.openai_api.protocol import Body, RequestBody, invalid_body_error, not_too_deep
 from serve_apps.openai_api.sampling_fields import JsonSchema
+
+Block = Annotated[dict[str, Any], AfterValidator(not_too_deep)]
+"""A part of a content. What it says is text of any length, as where the content is a string."""
 
 
 class AnyMessage(Body):
@@ -26,7 +29,7 @@ class AnyMessage(Body):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: str
-    content: str | Annotated[list[JsonSchema], Field(max_length=MAX_PARTS, fail_fast=True)]
+    content: str | Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class CountRequest(RequestBody):
@@ -36,7 +39,7 @@ class CountRequest(RequestBody):
 
     model: str
     messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    system: str | Annotated[list[JsonSchema], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    system: str | Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     tools: Annotated[list[JsonSchema], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 

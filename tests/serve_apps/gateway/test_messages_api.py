@@ -83,6 +83,26 @@ async def test_calls_go_out_and_their_results_come_back(scene: Scene, stream: bo
     assert "I add." in prompt and '"arguments": {"a": 6}' in prompt and "tool\n13" in prompt
 
 
+@pytest.mark.parametrize("text", ["word " * 14_000, r"a \u0000 b", "a \0 b"], ids=["long", "escape", "nul"])
+async def test_a_block_is_read_as_a_string_is(tiny_model: Path, scene: Scene, text: str) -> None:
+    scene.serve(TeamRoute(champion=deployed_team(tiny_model, 3, "blue", max_model_len=400_000)))
+    block = {"type": "text", "text": text}
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "add", "input": {"a": text}}]}
+
+    def body(said: Any) -> dict[str, Any]:
+        result = {"type": "tool_result", "tool_use_id": "c", "content": said}
+        messages = [{"role": "user", "content": said}, call, {"role": "user", "content": [result]}]
+        return {"model": "demo/solver", "system": said, "messages": messages, "tools": [ADD], "max_tokens": 5}
+
+    async with scene.http() as http:
+        for said in (text, [block]):
+            answer = await http.post("/v1/messages", json=body(said))
+            assert answer.status_code == 200, answer.text
+    as_string, as_block = (list(request.prompt_token_ids) for request in scene.streams.requests)
+    assert as_string == as_block
+    assert scene.streams.tokenizer.decode(as_block).count(text) >= 3, "system, message and result"
+
+
 @pytest.mark.nightly
 async def test_a_call_can_be_forced(scene: Scene) -> None:
     async with client_of(scene) as client:
