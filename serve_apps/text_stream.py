@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from serve_apps.tokenizer import ChatTokenizer
 
@@ -14,18 +15,22 @@ class TextStream:
         self._stream = tokenizer.decode_stream()
         self._stops = tuple(stops)
         self._held = ""
-        self.is_stopped = False
-        """True once a stop string has come: the text ends before it, and sampling should end, too."""
+        self.stop: str | None = None
+        """The stop string that has come, before which the text ends; of several at one place the first in `stops`."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has come: sampling should end, too."""
+        return self.stop is not None
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Returns the text that these tokens add and that no later token can change."""
         if self.is_stopped:
             return ""
         self._held += self._stream.push(token_ids)
-        positions = [position for position in (self._held.find(stop) for stop in self._stops) if position >= 0]
-        if positions:
-            self.is_stopped = True
-            shown, self._held = self._held[: min(positions)], ""
+        shown = self._before_stop(self._held)
+        if self.is_stopped:
+            self._held = ""
             return shown
         keep = max((overlap(self._held, stop) for stop in self._stops), default=0)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
@@ -35,10 +40,16 @@ class TextStream:
         """Returns the text that was held back, once no token follows."""
         if self.is_stopped:
             return ""
-        shown = self._held + self._stream.end()
-        self._held = ""
-        positions = [position for position in (shown.find(stop) for stop in self._stops) if position >= 0]
-        return shown[: min(positions)] if positions else shown
+        text, self._held = self._held + self._stream.end(), ""
+        return self._before_stop(text)
+
+    def _before_stop(self, text: str) -> str:
+        """Returns the text before the first stop string in it, which `stop` names from then on; all of it where there is none."""
+        found = [(position, stop) for stop in self._stops if (position := text.find(stop)) >= 0]
+        if not found:
+            return text
+        position, self.stop = min(found, key=itemgetter(0))
+        return text[:position]
 
 
 def overlap(text: str, mark: str) -> int:

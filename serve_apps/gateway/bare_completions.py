@@ -81,7 +81,7 @@ async def complete(calls: Sequence[ModelCall], streams: PolicyStreams) -> dict[s
             async for piece in pieces:
                 call.choices[piece.choice.index] = piece.choice
     choices = [
-        {**_choice(call, choice, at=index), "finish_reason": choice.finish_reason}
+        {**_choice(call, choice, at=index), "finish_reason": choice.finish_reason, "stop_reason": choice.stop}
         for number, call in enumerate(calls)
         for index, choice in _numbered(call, number)
     ]
@@ -105,6 +105,7 @@ async def stream_completion(calls: Sequence[ModelCall], streams: PolicyStreams) 
                 num_characters[index] = start + sum(len(call.tokenizer.token_text(token)) for token in delta.token_ids)
                 body = _choice(call, delta, at=index, start=start, is_first=is_first)
                 body["finish_reason"] = choice.finish_reason if piece.delta is None else None
+                body["stop_reason"] = choice.stop if piece.delta is None else None
                 usage = {"usage": usage_of(calls)} if options and options.continuous_usage_stats else {}
                 yield {**_envelope(calls), "choices": [body], **usage}
     if options and options.include_usage:

@@ -80,7 +80,7 @@ def _last_chunks(chat: Chat, choice: Choice, shown: tuple[str, str]) -> list[dic
         chunks.append(_chunk(chat, choice, delta))
     if calls:
         chunks.append(_chunk(chat, choice, {"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}))
-    last = _chunk(chat, choice, {}, finish_reason=reason)
+    last = _chunk(chat, choice, {}, finish_reason=reason, stop_reason=choice.stop)
     return [*chunks, {**last, "troupe": troupe_fields(chat, [choice])}]
 
 
@@ -89,7 +89,13 @@ def _choice_body(chat: Chat, choice: Choice, *, with_logprobs: bool) -> dict[str
     logprobs = None
     if chat.request.logprobs and with_logprobs:
         logprobs = _logprobs(chat, choice.token_ids, choice.logprobs, choice.top_logprobs)
-    body = {"index": choice.index, "message": message, "finish_reason": reason, "logprobs": logprobs}
+    body = {
+        "index": choice.index,
+        "message": message,
+        "finish_reason": reason,
+        "stop_reason": choice.stop,
+        "logprobs": logprobs,
+    }
     return body | ({"token_ids": list(choice.token_ids)} if chat.request.return_token_ids else {})
 
 
@@ -141,9 +147,9 @@ def _envelope(chat: Chat) -> dict[str, Any]:
 
 
 def _chunk(
-    chat: Chat, choice: Choice, delta: dict[str, Any], *, finish_reason: str | None = None, **about_tokens: Any
+    chat: Chat, choice: Choice, delta: dict[str, Any], *, finish_reason: str | None = None, **more: Any
 ) -> dict[str, Any]:
-    body = {"index": choice.index, "delta": delta, "finish_reason": finish_reason, "logprobs": None, **about_tokens}
+    body = {"index": choice.index, "delta": delta, "finish_reason": finish_reason, "logprobs": None, **more}
     options = chat.request.stream_options
     usage = {"usage": chat.usage} if options and options.continuous_usage_stats else {}
     return {**_envelope(chat), "choices": [body], **usage}

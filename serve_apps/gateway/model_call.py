@@ -36,6 +36,8 @@ class Choice:
     top_logprobs: list[Mapping[int, float]] = field(default_factory=list)
     finish_reason: str = ""
     """`stop` or `length`, as sampled; empty while it grows. Tool calls are found in the text later."""
+    stop: str | None = None
+    """The stop string before which it ended; None where it ended otherwise."""
     policy_version: int = -1
 
 
@@ -203,4 +205,7 @@ async def _sample_choice(
         raise ApiError(503, "the engine aborted the request", code="engine_unavailable", retry_after_s=2)
     rest = text_stream.end()
     choice.text += rest
+    choice.stop = text_stream.stop
+    if text_stream.is_stopped:  # also one in what was held back, where the limit of tokens ended the sampling
+        choice.finish_reason = "stop"
     pieces.put_nowait(Piece(choice=choice, text=rest, delta=None))

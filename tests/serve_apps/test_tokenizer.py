@@ -231,6 +231,18 @@ def test_what_any_file_calls_an_end_ends_a_turn(
     assert control_ids(chat, chat.encode_completion(f"It is 3.{turn_end}")) == [chat.eos_id]
 
 
+def test_the_stop_string_that_came_is_named_also_where_it_was_held_back(chats: dict[str, ChatTokenizer]) -> None:
+    chat = chats["qwen"]
+    stream = TextStream(chat, ["three", "o th", "o thr"])
+    shown = "".join(stream.push([token]) for token in chat.encode("one two three"))
+    assert (shown + stream.end(), stream.stop) == ("one tw", "o th")
+    half = TextStream(chat, ["\ufffd"])
+    assert (half.push(chat.encode("\U00010000")[:1]), half.stop) == ("", None)
+    assert (half.end(), half.stop, half.is_stopped) == ("", "\ufffd", True)
+    whole = TextStream(chat, ["four"])
+    assert (whole.push(chat.encode("one two")) + whole.end(), whole.stop) == ("one two", None)
+
+
 @pytest.mark.parametrize("named_by", ["tokenizer", "config", "generation_config", "text_config", "template"])
 def test_an_end_token_that_one_file_names_ends_a_turn(named_by: str, tmp_path: Path) -> None:
     tokenizer = byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|stop|>"])

@@ -200,7 +200,8 @@ async def test_a_model_group_continues_bare_prompts(scene: Scene) -> None:
         )
         chunks = [chunk async for chunk in stream]
         assert "".join(chunk.choices[0].text for chunk in chunks) == "It is"
-        assert chunks[-1].choices[0].finish_reason == "stop"
+        last = chunks[-1].choices[0]
+        assert last.finish_reason == "stop" and last.model_extra == {"stop_reason": " 42"}
         assert list(scene.streams.requests[-1].prompt_token_ids) == [7, 8, 9]
         with pytest.raises(
             openai.BadRequestError, match="for a bare completion ask its model group, demo/group/shared"

@@ -90,11 +90,24 @@ async def test_a_stop_string_ends_text_and_sampling_even_across_tokens(scene: Sc
         if stream:
             events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
             text = "".join(e["choices"][0]["delta"].get("content", "") for e in events)
+            last = events[-1]["choices"][0]
         else:
-            text = answer.json()["choices"][0]["message"]["content"]
-        assert text == "one tw"
+            last = answer.json()["choices"][0]
+            text = last["message"]["content"]
+        assert (text, last["finish_reason"], last["stop_reason"]) == ("one tw", "stop", "o th")
         assert scene.streams.num_said < len(scene.streams.tokenizer.encode(scene.streams.text)), "sampling ended too"
         assert scene.streams.num_open == 0
+
+
+@pytest.mark.parametrize(("stop", "reasons"), [("\ufffd", ("stop", "\ufffd")), ("x", ("length", None))])
+async def test_a_stop_string_in_what_is_held_back_to_the_end_ends_the_answer(
+    scene: Scene, stop: str, reasons: tuple[str, str | None]
+) -> None:
+    scene.streams.text = "\U00010000"  # four tokens, the first of which is no character
+    async with scene.http() as client:
+        body = {"model": "demo/solver", "messages": HELLO, "stop": stop, "max_tokens": 1}
+        (choice,) = (await client.post("/v1/chat/completions", json=body)).json()["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == reasons
 
 
 async def test_logprobs_are_given_for_each_token_and_its_likeliest_alternatives(scene: Scene) -> None:

@@ -103,6 +103,21 @@ async def test_a_block_is_read_as_a_string_is(tiny_model: Path, scene: Scene, te
     assert scene.streams.tokenizer.decode(as_block).count(text) >= 3, "system, message and result"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_stop_sequence_that_ended_a_message_is_named(scene: Scene, stream: bool) -> None:
+    ask: Any = {"model": "demo/solver", "messages": HELLO, "max_tokens": 20}
+    ends = []
+    async with client_of(scene) as client:
+        for stops in ([" 4", "x"], ["x"]):
+            if stream:
+                async with client.messages.stream(**ask, stop_sequences=stops) as events:
+                    message = await events.get_final_message()
+            else:
+                message = await client.messages.create(**ask, stop_sequences=stops)
+            ends.append((message.content[0].text, message.stop_reason, message.stop_sequence))  # type: ignore[union-attr]
+    assert ends == [("It is", "stop_sequence", " 4"), ("It is 42.", "end_turn", None)]
+
+
 @pytest.mark.nightly
 async def test_a_call_can_be_forced(scene: Scene) -> None:
     async with client_of(scene) as client:
