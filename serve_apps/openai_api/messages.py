@@ -9,7 +9,8 @@ vLLM's models and converters need no engine. `load_converters` imports them, whi
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from importlib import import_module
 from typing import Annotated, Any, cast
 
@@ -87,8 +88,11 @@ def message_of(reply: Mapping[str, Any]) -> dict[str, Any]:
     return {"stop_reason": None, "stop_sequence": None, **body, "troupe": reply["troupe"]}
 
 
-async def message_events(events: AsyncIterator[str]) -> AsyncGenerator[str]:
-    """Yields the data lines of a streamed chat completion as the events of a message; an error ends them."""
+async def message_events(events: AsyncGenerator[str]) -> AsyncGenerator[str]:
+    """Yields the data lines of a streamed chat completion as the events of a message; an error ends them.
+
+    Closing the iterator closes `events`, too. vLLM's converter does not close what it reads.
+    """
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 
     errors: list[str] = []
@@ -101,8 +105,10 @@ async def message_events(events: AsyncIterator[str]) -> AsyncGenerator[str]:
             yield event
 
     nobody = cast(AnthropicServingMessages, None)
-    async for event in AnthropicServingMessages.message_stream_converter(nobody, until_error()):
-        yield event
+    convert = AnthropicServingMessages.message_stream_converter
+    async with aclosing(events), aclosing(until_error()) as lines, aclosing(convert(nobody, lines)) as converted:
+        async for event in converted:
+            yield event
     for error in errors:
         body = anthropic_error(json.loads(error.removeprefix("data: ")))
         yield f"event: error\ndata: {json.dumps(body)}\n\n"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from serve_apps.openai_api.responses import (
@@ -26,12 +27,16 @@ from serve_apps.openai_api.responses import (
 Event = dict[str, Any]
 
 
-async def response_events(request: ResponsesRequest, chunks: AsyncIterator[dict[str, Any]]) -> AsyncGenerator[Event]:
-    """Yields the chunks of a chat completion of one choice as the events of a response; the last one has it whole."""
+async def response_events(request: ResponsesRequest, chunks: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[Event]:
+    """Yields the chunks of a chat completion of one choice as the events of a response; the last one has it whole.
+
+    Closing the iterator closes `chunks`, too.
+    """
     stream = _Stream(request)
-    async for chunk in chunks:
-        for event in stream.add(chunk):
-            yield event
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            for event in stream.add(chunk):
+                yield event
     for event in stream.end():
         yield event
 

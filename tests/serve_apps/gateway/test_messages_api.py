@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,9 @@ from gateway_scene import Scene, deployed_team
 
 from serve_apps.gateway.api_keys import make_key, write_keys
 from serve_apps.gateway.teams import TeamRoute
+from serve_apps.openai_api.messages import message_events
+from serve_apps.openai_api.response_events import response_events
+from serve_apps.openai_api.responses import ResponsesRequest
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
@@ -24,6 +30,7 @@ ADD: Any = {
 }
 CALL = 'I add. <tool_call>{"name": "add", "arguments": {"a": 6}}</tool_call>'
 HELLO: Any = [{"role": "user", "content": "What is 6*7?"}]
+ASKED = ResponsesRequest.model_validate({"model": "m", "input": "What is 6*7?"})
 
 
 @asynccontextmanager
@@ -159,6 +166,29 @@ async def test_a_key_may_come_as_anthropics_clients_send_it(tiny_model: Path, tm
     async with client_of(scene, "wrong") as client:
         with pytest.raises(anthropic.AuthenticationError):
             await client.messages.create(model="demo/solver", messages=HELLO, max_tokens=5)
+
+
+@pytest.mark.parametrize("events_of", [message_events, partial(response_events, ASKED)], ids=["message", "response"])
+async def test_closing_a_stream_ends_what_it_is_made_of_before_it_returns(events_of: Any) -> None:
+    num_open = 0
+    choice = {"index": 0, "delta": {"role": "assistant", "content": "It"}, "finish_reason": None}
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+
+    async def chunks() -> AsyncGenerator[Any]:
+        nonlocal num_open
+        num_open += 1
+        try:
+            while True:
+                yield f"data: {json.dumps(chunk)}\n\n" if events_of is message_events else chunk
+        finally:
+            await asyncio.sleep(0)  # as sampling takes a while to end
+            num_open -= 1
+
+    events = events_of(chunks())
+    await anext(events)
+    assert num_open == 1
+    await events.aclose()
+    assert num_open == 0
 
 
 @pytest.mark.parametrize(
