@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from serve_apps.gateway.api_keys import ApiKey
 from serve_apps.openai_api.protocol import ApiError
 
+RATE_HEADERS = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
+"""What OpenAI's clients read about the rate of a key."""
+
 
 class Admission:
     """The slots for requests and the queue for them. It lives in one event loop."""
@@ -39,11 +42,8 @@ class Admission:
             return {}
         left, counted_at = self._buckets.get(key.name, (float(rate), time.monotonic()))
         left = min(rate, left + (time.monotonic() - counted_at) * rate / 60)
-        return {
-            "x-ratelimit-limit-requests": str(rate),
-            "x-ratelimit-remaining-requests": str(int(left)),
-            "x-ratelimit-reset-requests": f"{(rate - left) * 60 / rate:.3f}s",
-        }
+        told = str(rate), str(int(left)), f"{(rate - left) * 60 / rate:.3f}s"
+        return dict(zip(RATE_HEADERS, told, strict=True))
 
     def count_request(self, key: ApiKey) -> None:
         """Counts one more request of this key; ApiError 429 where it has made too many in the last minute.

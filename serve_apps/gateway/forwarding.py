@@ -10,6 +10,7 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from fastapi.routing import APIRoute
 
+from serve_apps.gateway.admission import RATE_HEADERS
 from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.peer_replicas import PeerAddresses
 from serve_apps.gateway.service import Service
@@ -19,8 +20,16 @@ from serve_apps.telemetry.spans import trace_headers
 
 FORWARDED = "x-troupe-forwarded"
 """Header of a call that has come from another replica: it is not forwarded again."""
-REQUEST_HEADERS = ("authorization", "content-type", "accept")
-RESPONSE_HEADERS = ("content-type", "cache-control", "retry-after", "x-request-id", "x-troupe-team")
+REQUEST_HEADERS = ("authorization", "x-api-key", "content-type", "accept")
+RESPONSE_HEADERS = (
+    "content-type",
+    "cache-control",
+    "retry-after",
+    "x-request-id",
+    "x-troupe-team",
+    "x-troupe-ignored",
+    *RATE_HEADERS,
+)
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 

@@ -14,6 +14,7 @@ import openai
 from serve_apps.config import EpisodeConfig, GatewayConfig
 from serve_apps.gateway.episodes import GatewayEpisodes
 from serve_apps.gateway.http_api import build_api
+from serve_apps.gateway.peer_replicas import PeerReplicas
 from serve_apps.gateway.policy_stream import Delta, SampleRequest
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.shadow_player import ShadowPlayer
@@ -81,11 +82,11 @@ def deployed_team(model: Path, version: int, set_name: str, *, max_model_len: in
 class Scene:
     """One gateway replica without a network, which serves version 3 of team `demo`."""
 
-    def __init__(self, model: Path, **settings: Any) -> None:
+    def __init__(self, model: Path, *, peers: PeerReplicas | None = None, **settings: Any) -> None:
         self.streams = Scripted(load_tokenizer(str(model)))
         config = GatewayConfig(**({"allowed_hosts": ("gateway", "testserver")} | settings))
         self.shadow_player = ShadowPlayer(Service(config, streams=self.streams))
-        self.service = Service(config, streams=self.streams, player=self.shadow_player)
+        self.service = Service(config, streams=self.streams, peers=peers, player=self.shadow_player)
         self.episodes = GatewayEpisodes(self.service)
         self.api = build_api(self.service, self.episodes)
         self.model = model

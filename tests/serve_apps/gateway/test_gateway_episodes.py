@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from waits import until
 from pipelines.credit.rule import caller_credit
 from pipelines.examples.calculator import program as calculator
 from serve_apps.gateway.api_keys import make_key, write_keys
+from serve_apps.gateway.http_server import make_server
+from serve_apps.gateway.peer_replicas import Status
 from serve_apps.gateway.teams import DeployedTeam, TeamRoute, TeamStores
 from serve_apps.policy.client import PolicyCallError
 from stores.served import ServedStore
@@ -134,6 +137,47 @@ async def test_streams_and_headers_agree_with_whole_replies(stage: Stage) -> Non
     assert raw.headers["x-troupe-team"] == "demo@3" and raw.headers["x-request-id"] == episode["id"]
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "It is 42."
     assert {c.system_fingerprint for c in chunks} == {"demo@3"} and chunks[-1].usage
+
+
+class Listed:
+    """PeerReplicas with one list."""
+
+    def __init__(self, *statuses: Status) -> None:
+        self._statuses = list(statuses)
+
+    async def statuses(self) -> list[Status]:
+        return self._statuses
+
+
+@asynccontextmanager
+async def listening(scene: Scene) -> AsyncIterator[str]:
+    """Lets a gateway listen on a port of this machine, and names its address."""
+    server = make_server(scene.api, scene.service.config)
+    with socket.create_server(("127.0.0.1", 0)) as at:
+        serving = asyncio.create_task(server.serve(sockets=[at]))
+        await until(lambda: server.started)
+        try:
+            yield f"http://127.0.0.1:{at.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+@pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
+async def test_a_call_through_another_replica_is_the_callers_own(tiny_model: Path, tmp_path: Path, header: str) -> None:
+    secret, key = make_key("app", scopes=("call",), expires_at=None, requests_per_minute=9)
+    write_keys(tmp_path / "keys.json", [key])
+    keys_file = str(tmp_path / "keys.json")
+    owner = Stage(tiny_model, tmp_path, "55", keys_file=keys_file)
+    async with listening(owner.scene) as address, owner.opened(secret) as (_, episode):
+        peers = Listed({"replica": owner.scene.service.replica, "address": address})
+        async with Scene(tiny_model, peers=peers, keys_file=keys_file).http() as http:
+            http.headers[header] = f"Bearer {secret}" if header == "Authorization" else secret
+            answer = await chat(http, episode)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] == "55"
+    told = [answer.headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining")]
+    assert told == ["9", "7"], "the owner counts the call, after the one that opened the episode"
 
 
 async def test_a_conversation_whose_history_was_changed_is_counted_as_broken(stage: Stage) -> None:
