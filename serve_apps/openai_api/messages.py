@@ -17,7 +17,14 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from serve_apps.openai_api.chat_request import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatRequest
-from serve_apps.openai_api.protocol import Body, RequestBody, invalid_body_error, not_too_deep
+from serve_apps.openai_api.protocol import (
+    MAX_ECHO,
+    ApiError,
+    Body,
+    RequestBody,
+    invalid_body_error,
+    not_too_deep,
+)
 from serve_apps.openai_api.sampling_fields import JsonSchema
 
 Block = Annotated[dict[str, Any], AfterValidator(not_too_deep)]
@@ -75,6 +82,14 @@ def chat_of_messages(request: CountRequest) -> ChatRequest:
         return ChatRequest.model_validate(chat.model_dump(mode="json", exclude_unset=True, exclude_none=True))
     except ValidationError as error:
         raise invalid_body_error(list(error.errors())) from None
+    except (ValueError, TypeError, AttributeError) as error:
+        # vLLM's models leave open what is in a tool's result, and its converter takes it for text and sources of images.
+        raise ApiError(
+            400,
+            f"messages: a block is not as the Messages API has it: {str(error)[:MAX_ECHO]}",
+            code="invalid_value",
+            param="messages",
+        ) from None
 
 
 def message_of(reply: Mapping[str, Any]) -> dict[str, Any]:

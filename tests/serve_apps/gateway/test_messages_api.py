@@ -168,6 +168,29 @@ async def test_a_key_may_come_as_anthropics_clients_send_it(tiny_model: Path, tm
             await client.messages.create(model="demo/solver", messages=HELLO, max_tokens=5)
 
 
+RESULT = {"type": "tool_result", "tool_use_id": "c"}
+REMOVAL = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "nobody"}}
+
+
+@pytest.mark.parametrize(
+    ("role", "block"),
+    [
+        ("user", RESULT | {"content": [{"type": "text", "text": 5}]}),
+        ("user", RESULT | {"content": [{"type": "image", "source": "x"}]}),
+        ("system", REMOVAL),
+    ],
+    ids=["text", "source", "tool"],
+)
+async def test_a_block_that_vllms_converter_cannot_read_is_its_callers_fault(
+    scene: Scene, role: str, block: dict[str, Any]
+) -> None:
+    said = [*HELLO, {"role": role, "content": [block]}]
+    async with scene.http() as http:
+        answer = await http.post("/v1/messages", json={"model": "demo/solver", "messages": said, "max_tokens": 5})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), answer.text
+    assert not scene.service.figures(), "no failure of the team"
+
+
 @pytest.mark.parametrize("events_of", [message_events, partial(response_events, ASKED)], ids=["message", "response"])
 async def test_closing_a_stream_ends_what_it_is_made_of_before_it_returns(events_of: Any) -> None:
     num_open = 0
