@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -12,13 +11,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 
 from serve_apps.gateway.api_state import ServiceDependency
-from serve_apps.gateway.chat import chat_prompt, prepare_chat
+from serve_apps.gateway.chat import chat_tokens, prepare_chat
 from serve_apps.gateway.chat_api import chat_ended
 from serve_apps.gateway.chat_reply import complete_chat, stream_chunks
 from serve_apps.gateway.event_stream import chat_events, released_unless_streamed
 from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import model_of, team_of_model
+from serve_apps.long_texts import worked_on
 from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.messages import (
     CountRequest,
@@ -61,9 +61,9 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
     key = service.authorize(request, "call", counts=True)
     _check_on(service)
     team = team_of_model(service.teams, body.model).name
-    asked = await asyncio.to_thread(chat_of_messages, body)
     slot = await service.take_slot(team, body.user, key)
     with released_unless_streamed(service, slot) as start_stream:
+        asked = await worked_on(body.num_characters, lambda: chat_of_messages(body))
         chat = await prepare_chat(asked, slot.team, *model_of(slot.team, body.model), kind="msg")
         if body.stream:
             events = message_events(chat_events(service, slot, stream_chunks(chat, service.streams)))
@@ -75,17 +75,22 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request, service: ServiceDependency) -> dict[str, int]:
-    """Returns the number of tokens of a message's prompt as an agent or a model group gets it."""
-    service.authorize(request, "call", counts=True)
+    """Returns the number of tokens of a message's prompt as an agent or a model group gets it.
+
+    A prompt that does not fit the context is counted, too: callers ask so that they can shorten it. One that has more characters
+    than could fit is refused untokenized, since counting is work.
+    """
+    key = service.authorize(request, "call", counts=True)
     _check_on(service)
-    team = team_of_model(service.teams, body.model).champion
-    group, agent = model_of(team, body.model)
+    # A place as any request takes: tokenizing is work.
+    with await service.take_slot(team_of_model(service.teams, body.model).name, None, key) as team:
+        group, agent = model_of(team, body.model)
 
-    def count() -> int:
-        tokenizer = team.acting.tokenizers[group]
-        return len(tokenizer.encode_marked(chat_prompt(chat_of_messages(body), team, group, agent)))
+        def count() -> int:
+            _, tokens = chat_tokens(chat_of_messages(body), team, group, agent)
+            return len(tokens)
 
-    return {"input_tokens": await asyncio.to_thread(count)}
+        return {"input_tokens": await worked_on(body.num_characters, count)}
 
 
 def _check_on(service: Service) -> None:

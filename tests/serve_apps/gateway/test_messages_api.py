@@ -125,6 +125,26 @@ async def test_the_stop_sequence_that_ended_a_message_is_named(scene: Scene, str
     assert ends == [("It is", "stop_sequence", " 4"), ("It is 42.", "end_turn", None)]
 
 
+async def test_counting_tokens_takes_a_place_and_refuses_only_what_it_need_not_count(tiny_model: Path) -> None:
+    scene = Scene(tiny_model, messages_api=True, max_in_flight=1, max_queued=0)
+    context, tokenizer = 256, scene.streams.tokenizer
+    most = tokenizer.most_characters(context)
+    assert most is not None
+    async with client_of(scene) as client:
+
+        async def count(text: str) -> int:
+            said: Any = [{"role": "user", "content": text}]
+            return (await client.messages.count_tokens(model="demo/solver", messages=said)).input_tokens
+
+        assert context < await count("1" * 300) < 400, "clients ask so that they can shorten a prompt"
+        with pytest.raises(anthropic.BadRequestError, match=f"no more than {most} can fit"):
+            await count("1" * most)
+        assert scene.service.admission.num_in_flight == 0
+        await scene.service.admission.enter("other")
+        with pytest.raises(anthropic.RateLimitError, match="requests are being answered"):
+            await count("1")
+
+
 @pytest.mark.nightly
 async def test_a_call_can_be_forced(scene: Scene) -> None:
     async with client_of(scene) as client:
