@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from pipelines.cluster.owner_links import stage_owner
-from pipelines.run.champions import set_champion
+from pipelines.run.champions import hold_promotion, set_champion
 from pipelines.run.kept_weights import STATE_FILE
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import app_names, serve, start
@@ -72,14 +72,16 @@ def move_champion(
     where the team is not deployed; raises as it does, and the champion stays then.
     """
     with hold_promotion(run):
-        switched = None if deployed_route(run) is None else deploy_team(run, version, team)
-        set_champion(run, team.models, version, reason=reason, is_rollback=is_rollback)
-        return switched
+        return move_champion_alone(run, version, team, reason=reason, is_rollback=is_rollback)
 
 
-def hold_promotion(run: Run) -> AbstractContextManager[Lease]:
-    """Keeps others from moving the champion between the gateway's switch and the registry's."""
-    return run.journal.hold(run.run_id, "promotion", owner=stage_owner())
+def move_champion_alone(
+    run: Run, version: int, team: Team, *, reason: str, is_rollback: bool = False
+) -> dict[str, Any] | None:
+    """`move_champion` for a caller that has `hold_promotion`."""
+    switched = None if deployed_route(run) is None else deploy_team(run, version, team)
+    set_champion(run, team.models, version, reason=reason, is_rollback=is_rollback)
+    return switched
 
 
 def canary(run: Run, version: int, team: Team, *, share: float, shadow: float = 0.0, salt: str = "") -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pipelines.config.figures import FIGURES
 from pipelines.config.sections import TrafficConfig
 from pipelines.release import production
 from pipelines.release.gateway_answers import gateway_answers
-from pipelines.run.champions import set_champion
+from pipelines.run.champions import hold_promotion, set_champion
 from pipelines.run.run import Run
 from serve_apps.gateway.figures import Since, Sums, by_version, total
 from stores.run_values import RunValue
@@ -174,7 +174,7 @@ def guard_deployed(run: Run, *, seconds: float) -> dict[str, Any]:
         checked = watch.check(_of(since.added(now), new), _of(by_version(run.team_name, now), old))
         latest = checked or latest
         if broken := [str(s) for s in checked or () if s.state == "broken"]:
-            with production.hold_promotion(run):
+            with hold_promotion(run):
                 ended = production.go_back(run, new)
                 _return_to_champion(run, ended["ended"], ended["team_version"], reason="; ".join(broken))
             return _decided(run, "sent_back", "; ".join(broken), version=ended["team_version"], ended=ended["ended"])

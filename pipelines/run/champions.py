@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pipelines.cluster.owner_links import stage_owner
 from pipelines.run.run import Run, plain
+from stores.journal import Lease
 from stores.registry import CHAMPION, PREVIOUS
 from stores.run_values import RunValue
 from stores.types import ModelVersionRef
@@ -31,6 +33,11 @@ def set_champion(
         champion = {"team_version": version, "models": {group: plain(ref) for group, ref in models.items()}}
         run.journal.put_value(run.run_id, RunValue.CHAMPION, champion)
         run.journal.put_value(run.run_id, RunValue.CHAMPIONS, {"history": past})
+
+
+def hold_promotion(run: Run) -> AbstractContextManager[Lease]:
+    """Keeps others from moving the champion: between a look at it and the move, or between the gateway's switch and the registry's."""
+    return run.journal.hold(run.run_id, "promotion", owner=stage_owner())
 
 
 def followed(past: Sequence[Mapping[str, Any]]) -> int | None:

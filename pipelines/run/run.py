@@ -217,7 +217,7 @@ class Run:
         """
         collected = self.iteration(iteration).find(Collected)
         if collected is not None:
-            return {group: self._model(group, version) for group, version in collected.policy_versions.items()}
+            return {group: self.model_ref(group, version) for group, version in collected.policy_versions.items()}
         return self.parents(sampler_of(iteration, self.config.loop.max_lag))
 
     def parents(self, iteration: int) -> dict[str, ModelVersionRef]:
@@ -230,7 +230,7 @@ class Run:
         is_overlapping = self.config.loop.max_lag > 0
         collected = None if is_overlapping else self.iteration(iteration).find(Collected)
         if collected is not None:
-            return {group: self._model(group, version) for group, version in collected.policy_versions.items()}
+            return {group: self.model_ref(group, version) for group, version in collected.policy_versions.items()}
         if iteration == 1:
             return self.trained(0)
         if self.config.promote.on_reject == "continue":
@@ -250,12 +250,12 @@ class Run:
             models = self.champion() if decided.verdict == "reject" else self.trained(iteration - 1)
             versions = {group: ref.version for group, ref in models.items()}
             pinned = self.journal.pin_value(self.run_id, name, versions)
-        return {group: self._model(group, version) for group, version in pinned.items()}
+        return {group: self.model_ref(group, version) for group, version in pinned.items()}
 
     def trained(self, iteration: int) -> dict[str, ModelVersionRef]:
         """The versions after training in `iteration`; a model group without a trainable row keeps its parent."""
         if iteration == 0:
-            return {group: self._model(group, 0) for group in self.config.model_groups}
+            return {group: self.model_ref(group, 0) for group in self.config.model_groups}
         return {group: trained.model for group, trained in self.iteration(iteration).trained.items()}
 
     def champion(self) -> dict[str, ModelVersionRef]:
@@ -283,7 +283,8 @@ class Run:
         with _naming("storage.traces" if self.config.storage.traces else "storage.root", self.traces_uri):
             self.traces.create()
 
-    def _model(self, group: str, version: int) -> ModelVersionRef:
+    def model_ref(self, group: str, version: int) -> ModelVersionRef:
+        """Returns the version of a model group; ValueError where there is none, or its weights were removed."""
         ref = self.weights.ref(group, version)
         if ref is None and self.weights.removed(group, version) is not None:
             raise ValueError(f"version {version} of model group {group!r} {REMOVED}")

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.run.champions import champion_version, set_champion
+from pipelines.run.champions import champion_version, history, hold_promotion, set_champion
 from pipelines.run.kept_weights import drop_unneeded
 from pipelines.run.provenance import git_commit, provenance_of
 from pipelines.run.run import Run
 from stores.journal import Lease
 from stores.registry import CANDIDATE
-from stores.stage_results import Decided
+from stores.stage_results import Decided, Evaluated
 from stores.team import Team
 from stores.types import ModelVersionRef
 
@@ -39,33 +39,68 @@ def _decide(run: Run, iteration: int, lease: Lease) -> Decided:
         return Decided(verdict="skipped", condition=evaluated.condition, team_version=version)
     models = run.trained(iteration)
     if evaluated.verdict == "promote":
-        champion = run.champion()
-        models = {g: ref if g in evaluated.promotes else champion[g] for g, ref in models.items()}
+        compared = _compared_champion(run, evaluated)
+        models = {g: ref if g in evaluated.promotes else compared[g] for g, ref in models.items()}
     version = register_team(run, models, iteration=iteration, evaluation=evaluated.to_json())
-    lease.check()  # before the champion moves: another process may have taken this stage over
     if evaluated.verdict == "promote":
-        return _promote_version(run, models, version, reason=evaluated.condition)
+        return _promote_version(run, models, version, evaluated=evaluated, lease=lease)
     return Decided(verdict=evaluated.verdict, condition=evaluated.condition, team_version=version)
 
 
-def _promote_version(run: Run, models: Mapping[str, ModelVersionRef], version: int, *, reason: str) -> Decided:
-    """Moves the champion, with the gateway as `promote.deploy` says; a canary may change the decision."""
-    promoted = Decided(verdict="promote", condition=reason, team_version=version)
-    how = run.config.promote.deploy
-    if how == "never":
-        set_champion(run, models, version, reason=reason)
-        return promoted
-    from pipelines.release import production, traffic  # they need Ray Serve
+def _compared_champion(run: Run, evaluated: Evaluated) -> dict[str, ModelVersionRef]:
+    """The model versions of the champion of the evaluation, which may be champion no more."""
+    assert evaluated.champion is not None, "only a team that was compared with a champion may be promoted"
+    now = run.champion()
+    return {
+        group: now[group] if now[group].version == version else run.model_ref(group, version)
+        for group, version in evaluated.champion.policy_versions.items()
+    }
 
-    _, team = run.registry.load(run.team_name, version)
-    deployed = production.deployed_route(run)
-    # In a repeated stage the version may be deployed already; without a deployed team there is nothing to compare with.
-    if how == "direct" or deployed is None or deployed.champion.team_version == version:
-        production.move_champion(run, version, team, reason=reason)
-        return promoted
+
+def _promote_version(
+    run: Run, models: Mapping[str, ModelVersionRef], version: int, *, evaluated: Evaluated, lease: Lease
+) -> Decided:
+    """Moves the champion, with the gateway as `promote.deploy` says; a canary may change the decision.
+
+    Where somebody has moved the champion since the evaluation, the verdict says nothing about the present one, and nothing is moved.
+    """
+    reason, how = evaluated.condition, run.config.promote.deploy
+    promoted = Decided(verdict="promote", condition=reason, team_version=version)
+    with hold_promotion(run):
+        lease.check()  # before the champion moves: another process may have taken this stage over
+        if outdated := _why_outdated(run, models, version, evaluated):
+            return Decided(verdict="inconclusive", condition=f"{reason}; {outdated}", team_version=version)
+        if how == "never":
+            set_champion(run, models, version, reason=reason)
+            return promoted
+        from pipelines.release import production, traffic  # they need Ray Serve
+
+        _, team = run.registry.load(run.team_name, version)
+        deployed = production.deployed_route(run)
+        # In a repeated stage the version may be deployed already; without a deployed team there is nothing to compare with.
+        if how == "direct" or deployed is None or deployed.champion.team_version == version:
+            production.move_champion_alone(run, version, team, reason=reason)
+            return promoted
     canary = traffic.roll_out(run, version, team)
     condition = f"{reason}; canary {canary['verdict']}: {canary['reason']}"
     return Decided(verdict=VERDICTS[canary["verdict"]], condition=condition, team_version=version)
+
+
+def _why_outdated(run: Run, models: Mapping[str, ModelVersionRef], version: int, evaluated: Evaluated) -> str:
+    """Why the team may not become the champion any more though the gate promotes it; empty where it may."""
+    assert evaluated.champion is not None, "see _compared_champion"
+    compared, champion = dict(evaluated.champion.policy_versions), _versions(run.champion())
+    if champion == _versions(models):
+        return ""  # this stage moved it, was killed, and is repeated
+    if champion != compared:
+        return f"the champion is no longer the one that it was compared with: {compared} then, {champion} now"
+    if any(entry["team_version"] == version for entry in history(run)):
+        return f"team version {version} has been the champion already, and was sent back"
+    return ""
+
+
+def _versions(models: Mapping[str, ModelVersionRef]) -> dict[str, int]:
+    return {group: ref.version for group, ref in models.items()}
 
 
 def register_team(

@@ -268,7 +268,7 @@ def test_a_removed_version_is_named_with_the_setting_that_keeps_it_and_stays_in_
     for fails in (
         lambda: export_version(run, GROUP, 5, tmp_path / "out"),
         lambda: run.weights.manifest(refs[5]),
-        lambda: run._model(GROUP, 5),
+        lambda: run.model_ref(GROUP, 5),
     ):
         with pytest.raises(ValueError, match=r"version 5 of .*was removed.*maintain\.keep_versions"):
             fails()

@@ -60,8 +60,7 @@ class Scene:
         self.escapes: dict[int, Cause] = {}
         """How every other lost episode ends instead, by version of group a."""
         refs = {g: {v: self.ref(g, v) for v in (1, 2)} for g in GROUPS}
-        champion = {"team_version": 5, "models": {g: plain(refs[g][1]) for g in GROUPS}}
-        self.run.journal.put_value(self.run.run_id, "champion", champion)
+        self.set_champion(5, 1)
         monkeypatch.setattr(self.run, "trained", lambda iteration: {g: refs[g][2] for g in GROUPS}, raising=False)
         monkeypatch.setattr(evaluate, "serve", lambda run, models: None)
         monkeypatch.setattr(played_module, "serve", lambda run, models: None)
@@ -70,6 +69,11 @@ class Scene:
         self.run.__dict__["registry"] = SimpleNamespace(
             register=self.register, set_alias=lambda *_: None, remove_alias=lambda *_: None
         )
+
+    def set_champion(self, team_version: int, version: int) -> None:
+        """Makes a version of both groups the champion."""
+        champion = {"team_version": team_version, "models": {g: plain(self.ref(g, version)) for g in GROUPS}}
+        self.run.journal.put_value(self.run.run_id, "champion", champion)
 
     def ref(self, group: str, version: int) -> ModelVersionRef:
         return ModelVersionRef(
@@ -106,10 +110,11 @@ class Scene:
         return Sampled(traces=pinned, groups=(), statuses={}, sampling_seconds=0.0, seconds=0.0, stopped_by=None,
                        tasks_left=(), **counts)  # fmt: skip
 
-    def decide(self) -> tuple[Evaluated, Decided]:
-        """The report and what promote made of it."""
+    def decide(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluated, Decided]:
+        """The report and what promote made of it. Args: between: what happens between the two stages."""
         report = evaluate.evaluate(self.run, 1)
         finish(self.run, 1, report)
+        between()
         lease: Any = SimpleNamespace(check=lambda: None)
         return report, promote(self.run, 1, lease)
 
@@ -151,6 +156,19 @@ def test_with_cross_play_only_the_group_that_helps_is_promoted(scene: Callable[.
     (registered,) = apart.run.registry.versions(apart.run.team_name)
     assert registered.policy_versions == {"a": 2, "b": 1} and registered.aliases == ("candidate", "champion")
     assert apart.played == {(1, 1): 240, (2, 2): 240, (2, 1): 240, (1, 2): 240}
+
+
+def test_a_mix_is_of_the_champion_that_was_played_though_another_one_is_champion_by_now(
+    scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = scene(a_helps_b_hurts, **{"promote.cross_play": True})
+    monkeypatch.setattr(apart.run.weights, "ref", apart.ref)
+    report, decision = apart.decide(between=lambda: apart.set_champion(9, 3))
+    assert (report.verdict, decision.verdict) == ("promote", "inconclusive")
+    assert apart.registered == [{"a": 2, "b": 1}] and apart.champion() == {"a": 3, "b": 3}
+    assert decision.condition.endswith(
+        "the champion is no longer the one that it was compared with: {'a': 1, 'b': 1} then, {'a': 3, 'b': 3} now"
+    )
 
 
 def test_the_evaluation_grows_until_the_gate_is_sure_and_no_further(scene: Callable[..., Scene]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from stage_records import evaluated, finish, trained
+from stage_records import evaluated, finish, team_score, trained
 
 from pipelines.config.run_config import load_config
 from pipelines.release import by_hand, production, traffic
@@ -23,6 +23,7 @@ from pipelines.stages import promote as promotion
 from pipelines.stages.running import run_stage
 from stores.manifest import Probe
 from stores.registry import CHAMPION, PREVIOUS
+from stores.stage_results import Evaluated
 from stores.team import Team
 from stores.types import ModelVersionRef
 
@@ -180,6 +181,49 @@ def test_of_two_promotions_at_once_one_waits_and_neither_is_half_of_each(
 Told = dict[str, Any]
 
 
+def better_than(champion: int) -> Evaluated:
+    """The gate's verdict on version 2."""
+    return evaluated(promotes=(GROUP,), champion=team_score(policy_versions={GROUP: champion}))
+
+
+@pytest.mark.parametrize("how", ["never", "direct", "canary"])
+@pytest.mark.parametrize(
+    ("moves", "expected"),
+    [
+        ([3], (3, "inconclusive", "compared with: {'team': 1} then, {'team': 3} now")),
+        ([2], (2, "promote", "gain +0.2")),
+        ([2, 3], (3, "inconclusive", "compared with: {'team': 1} then, {'team': 3} now")),
+        ([2, 1], (1, "inconclusive", "team version 2 has been the champion already, and was sent back")),
+    ],
+    ids=["moved by hand", "killed after it moved it", "killed, then moved by hand", "killed, then rolled back"],
+)
+def test_a_verdict_against_a_champion_that_is_champion_no_more_promotes_nothing(
+    scene: tuple[Run, Registry, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    moves: list[int],
+    expected: tuple[int, str, str],
+) -> None:
+    run, registry, done = scene
+    run.config = load_config(SMALL, {"storage.root": run.config.storage.root, "promote.deploy": how})
+    for version in (1, *moves):
+        set_champion(run, registry.teams[version].models, version, reason="test", is_rollback=version == moves[-1] == 1)
+    now = SimpleNamespace(champion=SimpleNamespace(team_version=moves[-1]))
+    monkeypatch.setattr(production, "deployed_route", lambda run: now)
+    monkeypatch.setattr(promotion, "register_team", lambda run, models, **more: 2)
+    finish(run, 1, trained(model=registry.teams[2].models[GROUP]), GROUP)
+    finish(run, 1, better_than(1))
+    run_stage(run, "promote", 1)
+    decided = run.iteration(1).decided
+    assert (champion_version(run), registry.aliases[CHAMPION], decided.verdict) == (
+        expected[0],
+        expected[0],
+        expected[1],
+    )
+    assert decided.team_version == 2 and decided.condition.endswith(expected[2])
+    assert ("put 2" in done) == (decided.verdict == "promote" and how != "never")
+
+
 @pytest.mark.parametrize(
     ("how", "canary", "verdict", "champion"),
     [
@@ -212,7 +256,7 @@ def test_a_promotion_by_the_gate_goes_into_service_as_the_config_says(
     monkeypatch.setattr(traffic, "roll_out", roll_out)
     monkeypatch.setattr(promotion, "register_team", lambda run, models, **more: 2)
     finish(run, 1, trained(model=registry.teams[2].models[GROUP]), GROUP)
-    finish(run, 1, evaluated(promotes=(GROUP,)))
+    finish(run, 1, better_than(1))
     run_stage(run, "promote", 1)
     decided = run.iteration(1).decided
     assert (decided.verdict, decided.team_version) == (verdict, 2)
