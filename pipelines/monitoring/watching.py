@@ -4,7 +4,7 @@
                                                                  └──> a warning in the log, points for Prometheus
 
 A window that raised an alarm is no part of what is usual, so that an alarm lasts as long as its cause; a person accepts it
-(`accept`), or the gate does by promoting a team after it.
+(`accept`), or a promotion after it does. A rollback, or a team that is sent back, accepts nothing.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def accept(run: Run, reason: str) -> dict[str, Any]:
 
 
 def kept_windows(run: Run, source: str) -> list[Window]:
-    """Returns the history of a source, oldest first, as it counts now: what was accepted, or promoted after, has no
-    alarms."""
+    """Returns the history of a source, oldest first, as it counts now: what was accepted, or followed by a promotion, has no
+    alarms. A rollback is no promotion: it answers an alarm, and says nothing about what is usual."""
     accepted_at = max(
         [float((run.journal.value(run.run_id, RunValue.WATCH_ACCEPTED) or {}).get("accepted_at", 0.0))]
-        + [float(entry["at"]) for entry in history(run)]
+        + [float(entry["at"]) for entry in history(run) if not entry.get("is_rollback")]
     )
     stored = (run.journal.value(run.run_id, RunValue.WATCH.of(source)) or {}).get("windows", [])
     windows = [Window.from_json(data) for data in stored]

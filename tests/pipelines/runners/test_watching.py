@@ -105,6 +105,18 @@ def test_an_alarm_holds_the_schedule_until_it_is_accepted_or_a_team_is_promoted(
     assert reason_to_skip(run) == ""
 
 
+def test_a_rollback_accepts_no_alarm(run: Run) -> None:
+    for k in range(1, 7):
+        taken(run, k, 0.7)
+    taken(run, 7, 0.2)
+    back = {"team_version": 1, "at": 8.0, "reason": "sent back: outcome", "is_rollback": True}
+    run.journal.put_value("small", "champions", {"history": [back]})
+    assert reason_to_skip(run) and kept_windows(run, ITERATION)[-1].alarms == ("outcome",)
+    promoted = back | {"team_version": 2, "at": 9.0, "is_rollback": False}
+    run.journal.put_value("small", "champions", {"history": [back, promoted]})
+    assert reason_to_skip(run) == ""
+
+
 def test_only_the_latest_windows_are_kept(run: Run) -> None:
     for k in range(1, 25):
         taken(run, k, 0.7)
