@@ -1,7 +1,7 @@
 """watchdog: logs every 30 s what a stage waits for, and ends the stage at its deadline instead of letting it hang.
 
     stage (this thread) ── waiting("...") / progress ──> watchdog (own thread) ──> a line every `watchdog.log_interval_s`
-         │                                                   │ at `<stage>.stage_timeout_s`
+         │                                                   │ at `<stage>.stage_timeout_s`, or the caller's key
          │                                                   ├─ stacks of all its processes -> <run folder>/stacks/
          │ <── interrupt: KeyboardInterrupt, here StageHung ─┤
          └─ ends: error names what it waited for             └─ still there after `watchdog.grace_s`? lease marked failed,
@@ -62,15 +62,23 @@ class Watchdog:
     """Watches one stage. `reporting` and `once` are called by the thread that does the stage."""
 
     def __init__(
-        self, run: Run, key: StageKey, *, timeout_s: float, recover: Callable[[], None] = lambda: None
+        self,
+        run: Run,
+        key: StageKey,
+        *,
+        timeout_s: float,
+        timeout_key: str = "",
+        recover: Callable[[], None] = lambda: None,
     ) -> None:
         """Nothing is watched before `once`.
 
         Args:
             timeout_s: the stage's deadline, from when it begins to work.
+            timeout_key: the config key that the deadline comes from, for messages; by default `<stage>.stage_timeout_s`.
             recover: ends what hangs and would still hang when the stage is repeated; called after the stacks are written.
         """
         self._run, self._key, self._timeout_s, self._recover = run, key, timeout_s, recover
+        self._timeout_key = timeout_key or f"{key.stage}.stage_timeout_s"
         self._config = run.config.watchdog
         self._waits: list[Wait] = []
         self._progress = ""
@@ -172,7 +180,7 @@ class Watchdog:
                 self._end(ClusterLost(f"{self._key}: the head of the Ray cluster is gone; {self.describe()}"))
                 return
             if self._is_timed and self._elapsed() > self._timeout_s:
-                self._end(self._hung(f"not done after {self._timeout_s:g} s ({self._key.stage}.stage_timeout_s)"))
+                self._end(self._hung(f"not done after {self._timeout_s:g} s ({self._timeout_key})"))
                 return
             if time.monotonic() - logged_at < self._config.log_interval_s:
                 continue

@@ -76,8 +76,13 @@ def _needs_cluster(run: Run) -> bool:
 
 def make_version_zero(run: Run, *, progress: StepProgress | None = None) -> WarmStarted:
     """Makes version 0 of every model group once: by a warm start, or from the models that the config names."""
-    timeout_s = (run.config.warmstart or run.config.train).stage_timeout_s
-    watchdog = Watchdog(run, run.key(0, WarmStarted.STAGE), timeout_s=timeout_s)
+    section = WarmStarted.STAGE if run.config.warmstart else "train"
+    watchdog = Watchdog(
+        run,
+        run.key(0, WarmStarted.STAGE),
+        timeout_s=(run.config.warmstart or run.config.train).stage_timeout_s,
+        timeout_key=f"{section}.stage_timeout_s",
+    )
     ref = watchdog.once(lambda lease: warmstart(run, progress=watchdog.reporting(progress)).to_json())
     return WarmStarted.from_json(ref)
 
@@ -94,6 +99,7 @@ def measure_team(
         run,
         run.key(iteration, Measured.STAGE),
         timeout_s=run.config.evaluate.stage_timeout_s,
+        timeout_key="evaluate.stage_timeout_s",
         recover=end_collectors,
     )
 

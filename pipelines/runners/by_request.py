@@ -68,4 +68,11 @@ def _on_engines(run: Run, work: Callable[[], T], *, name: str, address: str, ite
     connect.connect(address)
     with run.hold_engines():
         timeout_s = times * run.config.evaluate.stage_timeout_s
-        return Watchdog(run, run.key(iteration, name), timeout_s=timeout_s, recover=end_collectors).watch(work)
+        watchdog = Watchdog(
+            run,
+            run.key(iteration, name),
+            timeout_s=timeout_s,
+            timeout_key="evaluate.stage_timeout_s",
+            recover=end_collectors,
+        )
+        return watchdog.watch(work)

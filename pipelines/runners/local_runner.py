@@ -37,6 +37,9 @@ from stores.run_values import RunValue
 from stores.stage_results import Collected, Measured, Trained
 from stores.types import ModelVersionRef
 
+START_S = 60.0
+"""What a start may take beyond what the config gives the engine or trainer itself."""
+
 
 def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[str, Any]:
     """Runs every iteration that is not done yet and writes report.json, report.html and timeline.json into the run's folder.
@@ -112,9 +115,12 @@ def _start_workers(run: Run, todo: list[int], screen: Screen) -> None:
 
     models = _sampling_next(run, todo) if todo else run.trained(run.config.iterations)
     groups = list(run.config.model_groups)
-    timeout_s = 60 + max(run.config.serve_config(group).start_timeout_s for group in groups)
+    timeout_s = START_S + max(run.config.serve_config(group).start_timeout_s for group in groups)
     with screen.stage("start engines"):
-        Watchdog(run, run.key(0, "start-engines"), timeout_s=timeout_s).watch(lambda: start(run, models))
+        watchdog = Watchdog(
+            run, run.key(0, "start-engines"), timeout_s=timeout_s, timeout_key=f"{START_S:g} s + serve.start_timeout_s"
+        )
+        watchdog.watch(lambda: start(run, models))
     if todo:
         with screen.stage("start trainers"):
             for group in groups:
@@ -123,7 +129,8 @@ def _start_workers(run: Run, todo: list[int], screen: Screen) -> None:
                     watchdog = Watchdog(
                         run,
                         run.key(0, "start-trainer", group),
-                        timeout_s=60 + settings.start_timeout_s,
+                        timeout_s=START_S + settings.start_timeout_s,
+                        timeout_key=f"{START_S:g} s + train.start_timeout_s",
                         recover=trainer.stop,
                     )
                     watchdog.watch(partial(trainer.wait_ready, settings.start_timeout_s))

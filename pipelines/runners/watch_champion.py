@@ -79,6 +79,7 @@ def _play_section(
         run,
         run.key(0, f"watch-{section}"),
         timeout_s=run.config.evaluate.stage_timeout_s,
+        timeout_key="evaluate.stage_timeout_s",
         recover=end_collectors,
     )
     tasks = run.tasks(section)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ import pytest
 
 from pipelines.cluster.faults import ClusterLost, diagnose
 from pipelines.cluster.owner_links import stage_owner
+from pipelines.config.run_config import RunConfig
 from pipelines.config.sections import LoopConfig, WatchdogConfig
 from pipelines.run import watchdog
 from pipelines.run.watchdog import StageHung, Watchdog
@@ -192,6 +195,29 @@ def test_work_that_is_no_stage_is_watched_like_one(tmp_path: Path) -> None:
 
     with pytest.raises(StageHung, match=r"start-engines.*waits for apps to start: a"):
         Watchdog(fake_run(tmp_path), StageKey("run", 0, "start-engines"), timeout_s=0.3).watch(start)
+
+
+def watchdogs() -> Iterator[tuple[str, dict[str, str]]]:
+    """Where the code makes one, and the source of its named arguments."""
+    for file in sorted((Path(__file__).parents[3] / "pipelines").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Watchdog":
+                yield file.name, {word.arg or "": ast.unparse(word.value) for word in node.keywords}
+
+
+def test_the_message_of_a_deadline_names_a_key_of_the_config(tmp_path: Path) -> None:
+    other = StageKey("run", 0, "measure")
+    with pytest.raises(StageHung, match=r"not done after 0.3 s \(evaluate\.stage_timeout_s\)"):
+        Watchdog(fake_run(tmp_path), other, timeout_s=0.3, timeout_key="evaluate.stage_timeout_s").watch(
+            lambda: hang_here(None)
+        )
+    made = list(watchdogs())
+    assert len(made) > 5
+    for file, words in made:
+        # Only a stage of the loop is named like its section.
+        assert file == "running.py" or "timeout_key" in words, file
+        for section, key in re.findall(r"(\w+)\.(\w+_s)\b", words.get("timeout_key", "")):
+            assert key in RunConfig.model_fields[section].annotation.model_fields, (file, section)  # type: ignore[union-attr]
 
 
 @pytest.mark.nightly
