@@ -254,6 +254,8 @@ class Evaluated(StageResult):
     candidate: TeamScore | None = None
     champion: TeamScore | None = None
     """None where candidate and champion are the same versions, or nothing was played."""
+    promoted: TeamScore | None = None
+    """With cross-play, the team that is promoted, where it is not the candidate as a whole."""
     gain: Gain | None = None
     """Over the tasks that both teams have an outcome for."""
     bound: Gain | None = None
@@ -272,6 +274,11 @@ class Evaluated(StageResult):
     """Of all teams together."""
     num_tokens: int = 0
     """Completion tokens of all teams together."""
+
+    @property
+    def registered(self) -> TeamScore | None:
+        """The score of the team that `promote` registers."""
+        return self.promoted or self.candidate
 
     def to_json(self) -> dict[str, Any]:
         """Returns JSON values, the candidate's score beside the other fields."""

@@ -96,12 +96,12 @@ def champion_accuracy(run: Run) -> float | None:
 
 
 def _accuracy_in(iteration: Iteration) -> float | None:
-    """Accuracy of the candidate of an iteration; of the first team on the test tasks."""
+    """Accuracy of the team that an iteration registered; of the first team on the test tasks."""
     if iteration.number == 0:
         measured = iteration.find(Measured)
         return None if measured is None else measured.score.accuracy
     evaluated = iteration.find(Evaluated)
-    return None if evaluated is None or evaluated.candidate is None else evaluated.candidate.accuracy
+    return None if evaluated is None or evaluated.registered is None else evaluated.registered.accuracy
 
 
 def _last_rejections(run: Run) -> list[str]:

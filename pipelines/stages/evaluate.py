@@ -154,12 +154,14 @@ def _ask_gate(
 def _evaluated(run: Run, look: _Look, contenders: Sequence[Contender], *, num_looks: int, **totals: Any) -> Evaluated:
     """The report on the last look; `totals` are those of all looks."""
     new, old, chosen = look.contenders[look.chosen], look.champion, look.evidence[look.chosen]
+    is_promoted, whole = look.verdict.verdict == "promote", contenders[0].groups
     return Evaluated(
         verdict=look.verdict.verdict,
         condition=look.verdict.condition,
-        promotes=look.chosen if look.verdict.verdict == "promote" else (),
-        candidate=look.contenders[contenders[0].groups].score(run),
+        promotes=look.chosen if is_promoted else (),
+        candidate=look.contenders[whole].score(run),
         champion=old.score(run),
+        promoted=new.score(run) if is_promoted and look.chosen != whole else None,
         gain=_gain(chosen.gain),
         bound=_gain(chosen.bound),
         guards={g.name: {**plain(g.found), "limit": g.limit, "state": g.state} for g in chosen.guards},

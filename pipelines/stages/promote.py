@@ -7,6 +7,7 @@ which team serves production traffic, where `promote.deploy` says so.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,10 @@ def _decide(run: Run, iteration: int, lease: Lease) -> Decided:
     if evaluated.verdict == "promote":
         compared = _compared_champion(run, evaluated)
         models = {g: ref if g in evaluated.promotes else compared[g] for g, ref in models.items()}
-    version = register_team(run, models, iteration=iteration, evaluation=evaluated.to_json())
+    seen = replace(
+        evaluated, candidate=evaluated.registered, promoted=None
+    )  # the figures of the team that it is kept with
+    version = register_team(run, models, iteration=iteration, evaluation=seen.to_json())
     if evaluated.verdict == "promote":
         return _promote_version(run, models, version, evaluated=evaluated, lease=lease)
     return Decided(verdict=evaluated.verdict, condition=evaluated.condition, team_version=version)

@@ -44,6 +44,7 @@ RESULTS: dict[str, StageResult] = {
     "evaluated": records.evaluated(
         promotes=("a",),
         champion=records.team_score(accuracy=0.3, pass_at_k=None),
+        promoted=records.team_score(accuracy=0.7),
         gain=Gain(mean=0.2, low=0.1, high=0.3, num_tasks=20),
         guards={"turns": {"mean": 1.0, "low": 0.9, "high": 1.1, "num_tasks": 20, "limit": 1.5, "state": "holds"}},
         contenders=({"groups": ["a"], "verdict": "promote", "condition": "", "gain": None},),

@@ -17,6 +17,7 @@ from pipelines.config.run_config import load_config
 from pipelines.episodes.sampling import Sampled
 from pipelines.evaluation import played as played_module
 from pipelines.run.run import Run, plain
+from pipelines.runners.claim import champion_accuracy
 from pipelines.stages import evaluate
 from pipelines.stages.promote import promote
 from serve_apps.episode_spec import EpisodeSpec
@@ -66,6 +67,7 @@ class Scene:
         monkeypatch.setattr(played_module, "serve", lambda run, models: None)
         monkeypatch.setattr(played_module, "sample_episodes", self.sample)
         self.registered: list[dict[str, int]] = []
+        self.evaluations: list[Any] = []
         self.run.__dict__["registry"] = SimpleNamespace(
             register=self.register, set_alias=lambda *_: None, remove_alias=lambda *_: None
         )
@@ -82,6 +84,7 @@ class Scene:
 
     def register(self, name: str, team: Any, *, code: Path) -> int:
         self.registered.append({group: ref.version for group, ref in team.models.items()})
+        self.evaluations.append(team.evaluation)
         return 6
 
     def sample(
@@ -169,6 +172,16 @@ def test_a_mix_is_of_the_champion_that_was_played_though_another_one_is_champion
     assert decision.condition.endswith(
         "the champion is no longer the one that it was compared with: {'a': 1, 'b': 1} then, {'a': 3, 'b': 3} now"
     )
+
+
+def test_a_mixed_team_is_registered_with_its_own_score_which_the_schedule_sees(scene: Callable[..., Scene]) -> None:
+    apart = scene(a_helps_b_hurts, **{"promote.cross_play": True})
+    report, decision = apart.decide()
+    finish(apart.run, 1, decision)
+    assert report.candidate is not None and report.candidate.accuracy == pytest.approx(0.4, abs=0.03)
+    (kept,) = apart.evaluations
+    assert kept["accuracy"] == pytest.approx(0.8, abs=0.03) == champion_accuracy(apart.run)
+    assert kept["policy_versions"] == apart.registered[0] == {"a": 2, "b": 1} and "promoted" not in kept
 
 
 def test_the_evaluation_grows_until_the_gate_is_sure_and_no_further(scene: Callable[..., Scene]) -> None:
