@@ -9,6 +9,7 @@ seeds on the same engines, swapped in place and swapped back, each with proof.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -260,8 +261,13 @@ def _gain(interval: Interval | None) -> Gain | None:
 
 
 def decision_tasks(run: Run, iteration: int) -> list[Task]:
-    """The gate's tasks for one decision: fresh ones each time while they last, then a new order."""
-    tasks, count = run.tasks("gate"), run.config.evaluate.tasks_per_decision
+    """The gate's tasks for one decision: fresh ones each time while they last, then a new order.
+
+    Decisions are counted, not iterations: those that `evaluate.every` leaves out take no tasks. The last iteration's is the next one.
+    """
+    tasks, settings = run.tasks("gate"), run.config.evaluate
+    count = settings.tasks_per_decision
     if count is None or count >= len(tasks):
         return tasks
-    return task_slice(tasks, number=iteration, count=count, seed=f"gate/{run.config.seed}")
+    number = math.ceil(iteration / settings.every)
+    return task_slice(tasks, number=number, count=count, seed=f"gate/{run.config.seed}")
