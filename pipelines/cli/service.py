@@ -76,9 +76,8 @@ def serve(
         run, version, manifest = _team(team, root)
         _connect(address)
     from pipelines.release import traffic
-    from pipelines.release.production import deploy_team
 
-    deployed = deploy_team(run, version, manifest)
+    deployed = _deploy(run, team, version, manifest)
     if guard is None:
         hand_back(deployed)
         return
@@ -177,6 +176,15 @@ def _team(text: str, root: str) -> tuple[Run, int, Team]:
 
 def _is_untrained(text: str) -> bool:
     return Path(text).is_dir() or (Path(text).is_file() and "@" not in text)
+
+
+def _deploy(run: Run, text: str, version: int, manifest: Team) -> dict[str, Any]:
+    """Deploys a team; an alias is looked up once more, because a promotion that is under way may give it to another one."""
+    from pipelines.release.production import deploy_alias, deploy_team
+
+    if _is_untrained(text) or split_team(text)[1].isdigit():
+        return deploy_team(run, version, manifest)
+    return deploy_alias(run, split_team(text)[1])
 
 
 def _untrained(text: str, root: str, changes: list[str] | None, address: str) -> tuple[Run, int, Team]:

@@ -63,6 +63,13 @@ def deploy_team(run: Run, version: int, team: Team) -> dict[str, Any]:
         }
 
 
+def deploy_alias(run: Run, alias: str) -> dict[str, Any]:
+    """Deploys the team that has an alias once no promotion is under way, so that the alias is still its when
+    requests reach it; returns and raises what `deploy_team` does, and ValueError for an unknown alias."""
+    with hold_promotion(run):
+        return deploy_team(run, *run.load_team(alias))
+
+
 def move_champion(
     run: Run, version: int, team: Team, *, reason: str, is_rollback: bool = False
 ) -> dict[str, Any] | None:

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from stage_records import evaluated, finish, team_score, trained
+from typer.testing import CliRunner
 
+from pipelines.cli import service
+from pipelines.cli.main import app
 from pipelines.config.run_config import load_config
 from pipelines.release import by_hand, production, traffic
 from pipelines.release.production import move_champion
@@ -46,8 +49,9 @@ class Registry:
     def remove_alias(self, name: str, alias: str) -> None:
         self.aliases.pop(alias, None)
 
-    def load(self, name: str, version: int) -> tuple[int, Team]:
-        return version, self.teams[version]
+    def load(self, name: str, version: int | str) -> tuple[int, Team]:
+        number = self.aliases[version] if isinstance(version, str) else version
+        return number, self.teams[number]
 
 
 def run_in(folder: Path, registry: Registry) -> Run:
@@ -176,6 +180,30 @@ def test_of_two_promotions_at_once_one_waits_and_neither_is_half_of_each(
     expected = [f"put {first}", f"put {first} done, champion 1", f"put {last}", f"put {last} done, champion {first}"]
     assert done == expected
     assert registry.aliases == {CHAMPION: last, PREVIOUS: first} and champion_version(run) == last
+
+
+def test_serving_the_champion_beside_a_promotion_deploys_the_new_one(
+    scene: tuple[Run, Registry, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, registry, done = scene
+    set_champion(run, registry.teams[1].models, 1, reason="the first team")
+    loads_new, put = threading.Event(), production.deploy_team
+
+    def put_slowly(run: Run, version: int, team: Team) -> Told:
+        loads_new.set()
+        return put(run, version, team)
+
+    monkeypatch.setattr(production, "deploy_team", put_slowly)
+    monkeypatch.setattr(service, "existing_run", lambda name, root: run_in(tmp_path, registry))
+    monkeypatch.setattr(Run, "begin", lambda run: None)
+    monkeypatch.setattr(service, "_connect", lambda address: None)
+    with ThreadPoolExecutor(1) as pool:
+        promotion_under_way = pool.submit(move_champion, run, 2, registry.teams[2], reason="test")
+        assert loads_new.wait(30)
+        served = CliRunner().invoke(app, ["serve", "small@champion"])
+        promotion_under_way.result()
+    assert served.exit_code == 0, served.output
+    assert done[-1] == "put 2 done, champion 2" and not any(line.startswith("put 1") for line in done)
 
 
 Told = dict[str, Any]
