@@ -35,7 +35,8 @@ class Evidence:
     """Share of well-formed turns per agent; NaN where an agent made no turn, which no floor can judge."""
     guards: Sequence[Guarded] = ()
     sources: Mapping[str, Interval] = field(default_factory=dict)
-    """The gain on the tasks of each source, where there are several; their intervals hold together."""
+    """The gain on the tasks of each source, missing episodes against the candidate, where there are several; their intervals hold
+    together."""
     bound: Interval | None = None
     """The gain over all tasks, each missing episode lost by the candidate or won by the champion; None where none is missing."""
     num_missing: tuple[int, int] = (0, 0)
@@ -60,7 +61,8 @@ class Verdict:
 
 def decide_promotion(promote: PromoteConfig, evidence: Evidence) -> Verdict:
     """Decides by the conditions of the gate. "Certainly" means by a bound of the two-sided interval of the paired gain: of the
-    worst case for a promotion, of the outcomes that there are for a rejection.
+    worst case for a promotion, of the outcomes that there are for a rejection. The loss on one source is that of the worst
+    case, though it rejects: a candidate may not hide it behind missing episodes.
     """
     broken = _broken_floor(promote, evidence) or _broken_guard(promote, evidence)
     if broken:
@@ -112,7 +114,8 @@ def _broken_floor(promote: PromoteConfig, evidence: Evidence) -> str:
 
 
 def _broken_guard(promote: PromoteConfig, evidence: Evidence) -> str:
-    """Returns the first guard that certainly does not hold, or source that certainly loses, in words."""
+    """Returns the first guard that certainly does not hold, or source that loses with missing episodes against the
+    candidate, in words."""
     for guarded in evidence.guards:
         if guarded.state == "broken":
             return f"guard {guarded}"
