@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from serve_apps.gateway import admin_api, bare_api, chat_api, dashboard, messages_api, responses_api, workflow_api
+from serve_apps.gateway.admission import RATE_HEADERS
 from serve_apps.gateway.api_keys import SCOPES
 from serve_apps.gateway.api_state import ApiState, ServiceDependency, set_state
 from serve_apps.gateway.episode_api import episode_router
@@ -88,7 +89,7 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
         api.add_middleware(RequestSpans)
     api.add_middleware(RequestLimits, service=service)
     if origins := service.config.allowed_origins:
-        headers = ["x-request-id", "x-troupe-team", "x-troupe-ignored"]
+        headers = ["x-request-id", "x-troupe-team", "x-troupe-ignored", *RATE_HEADERS]
         methods = ["GET", "POST"]
         api.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"], expose_headers=headers

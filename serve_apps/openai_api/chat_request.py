@@ -11,7 +11,7 @@ anything else                   refused by name
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
@@ -194,6 +194,7 @@ class ChatRequest(SamplingFields):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     modalities: list[Literal["text"]] | None = None
+    _unread: set[str] = PrivateAttr(default_factory=set)
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
@@ -248,7 +249,11 @@ class ChatRequest(SamplingFields):
     @property
     def dropped(self) -> list[str]:
         """The keys that were dropped, as `messages.KEY` and `tools.KEY`."""
-        return sorted({f"{place}.{key}" for place, part in self._parts() for key in part._dropped})
+        return sorted({f"{place}.{key}" for place, part in self._parts() for key in part._dropped} | self._unread)
+
+    def name_unread(self, names: Iterable[str]) -> None:
+        """Adds to `dropped` what the request said in another API's words and nobody reads."""
+        self._unread |= set(names)
 
     @property
     def last_user_text(self) -> str:

@@ -30,6 +30,9 @@ from serve_apps.openai_api.sampling_fields import JsonSchema
 Block = Annotated[dict[str, Any], AfterValidator(not_too_deep)]
 """A part of a content. What it says is text of any length, as where the content is a string."""
 
+UNREAD = {"thinking_token_budget": "thinking.budget_tokens"}
+"""Fields of vLLM's chats that engines here do not hold to, and what asks for them. `max_tokens` bounds thoughts and answer."""
+
 
 class AnyMessage(Body):
     """A message, of which the bounds alone are looked at here; vLLM's model reads the rest."""
@@ -79,7 +82,9 @@ def chat_of_messages(request: CountRequest) -> ChatRequest:
     try:
         asked = kind.model_validate(request.model_dump(exclude_unset=True))
         chat = AnthropicServingMessages.to_chat_completion_request(asked)
-        return ChatRequest.model_validate(chat.model_dump(mode="json", exclude_unset=True, exclude_none=True))
+        body = chat.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        unread = [said for field, said in UNREAD.items() if body.pop(field, None) is not None]
+        chat_request = ChatRequest.model_validate(body)
     except ValidationError as error:
         raise invalid_body_error(list(error.errors())) from None
     except (ValueError, TypeError, AttributeError) as error:
@@ -90,6 +95,8 @@ def chat_of_messages(request: CountRequest) -> ChatRequest:
             code="invalid_value",
             param="messages",
         ) from None
+    chat_request.name_unread(unread)
+    return chat_request
 
 
 def message_of(reply: Mapping[str, Any]) -> dict[str, Any]:

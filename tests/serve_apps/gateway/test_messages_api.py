@@ -145,6 +145,17 @@ async def test_counting_tokens_takes_a_place_and_refuses_only_what_it_need_not_c
             await count("1")
 
 
+async def test_thoughts_may_be_asked_for_and_their_budget_is_said_to_be_unread(tiny_model: Path) -> None:
+    scene = Scene(tiny_model, messages_api=True)
+    scene.serve(TeamRoute(champion=deployed_team(tiny_model, 3, "blue", max_model_len=4096)))
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+    async with client_of(scene) as client:
+        raw = await client.messages.with_raw_response.create(
+            model="demo/solver", messages=HELLO, max_tokens=2000, thinking=thinking
+        )
+    assert raw.status_code == 200 and raw.headers["x-troupe-ignored"] == "thinking.budget_tokens"
+
+
 @pytest.mark.nightly
 async def test_a_call_can_be_forced(scene: Scene) -> None:
     async with client_of(scene) as client:
