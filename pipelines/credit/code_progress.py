@@ -47,6 +47,10 @@ class CodeProgress:
                 rewards.append(turn_reward(trace, position, parts))
         return Credit(outcome=rates[-1] if rates else 0.0, rewards=tuple(rewards))
 
+    def pays(self, agent: str) -> bool:
+        """Says whether `agent` is measured by verdicts."""
+        return agent in self.workers or agent in self.advisers
+
     def _change(self, turn: Turn, trace: Trace, calls: Sequence[ToolCall]) -> float | None:
         """Returns the change from the verdict before a turn to the one after it; None if one is missing or the turn has no reward."""
         own_next = min(

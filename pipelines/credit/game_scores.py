@@ -53,7 +53,11 @@ class GameScores:
                 {"score": float(scores.get(turn.agent, 0.0)), "format": format_penalty(turn, self.format_weight)},
             )
             for position, turn in enumerate(trace.turns)
-            if turn.agent in self.trained
+            if self.pays(turn.agent)
         ]
         outcome = min(1.0, max(0.0, float(scores.get(self.player, 0.0))))
         return Credit(outcome=outcome, rewards=tuple(rewards))
+
+    def pays(self, agent: str) -> bool:
+        """Says whether `agent` learns."""
+        return agent in self.trained

@@ -58,12 +58,16 @@ class GraphReward:
         """Returns the credit of an episode whose failure the policy caused: outcome 0, and the format of each turn."""
         return self._credit(trace, 0.0)
 
+    def pays(self, agent: str) -> bool:
+        """Says whether the node `agent` is trainable."""
+        return agent not in self.untrained
+
     def _credit(self, trace: Trace, outcome: float) -> Credit:
         paid = [self._shares(turn.agent) for turn in trace.turns]
         each = self.outcome_weight * (outcome / max(1, sum(paid)) if self.share == "split" else outcome)
         rewards = []
         for i, turn in enumerate(trace.turns):
-            if turn.agent in self.untrained:
+            if not self.pays(turn.agent):
                 continue
             parser = self.parsers[turn.agent]
             form = parser.valid_reward if turn.is_format_ok else parser.invalid_reward
@@ -72,4 +76,4 @@ class GraphReward:
         return Credit(outcome=outcome, rewards=tuple(rewards))
 
     def _shares(self, agent: str) -> bool:
-        return agent in self.sharing if self.sharing else agent not in self.untrained
+        return agent in self.sharing if self.sharing else self.pays(agent)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.credit.inner import PLACE, load_inner
-from pipelines.credit.rule import Credit, CreditKind, credits_of, failed_credit
+from pipelines.credit.rule import Credit, CreditKind, credits_of, failed_credit, pays
 from pipelines.credit.turn_values import fit, logistic_regression, turn_features
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
@@ -98,6 +98,10 @@ class InferredReward:
     def assign_failed(self, trace: Trace) -> Credit:
         """Returns the credit of an episode whose failure the policy caused: that of the inner rule."""
         return failed_credit(self.inner, trace)
+
+    def pays(self, agent: str) -> bool:
+        """Says whether the inner rule pays `agent`."""
+        return pays(self.inner, agent)
 
     def infer(
         self, rewards: Sequence[EpisodeRewards], traces: Sequence[Trace], past: Sequence[PastEpisode]

@@ -38,6 +38,9 @@ class CreditRule(Protocol):
 
     A rule is not asked about an episode whose failure the policy caused: that gets the worst outcome, see `failed_credit`. A
     rule may say what that is by an attribute `worst_outcome` (default 0), or by a method `assign_failed(trace) -> Credit`.
+
+    A rule under which some agents do not train says so by a method `pays(agent) -> bool`, so that their turns are not paid
+    in episodes either that it is not asked about.
     """
 
     kind: CreditKind
@@ -113,7 +116,7 @@ def credits_of(rule: CreditRule, traces: Sequence[Trace]) -> list[Credit]:
         raise ValueError(f"{type(rule).__name__} gives credit to {len(judged)} episodes of {len(own)}")
     own_credits = iter(judged)
     return [
-        caller_credit(trace, caller_scores[trace.episode_id], kind=rule.kind)
+        caller_credit(rule, trace, caller_scores[trace.episode_id])
         if trace.episode_id in caller_scores
         else failed_credit(rule, trace)
         if trace.episode_id in failed
@@ -127,10 +130,16 @@ def worst_outcome(rule: CreditRule) -> float:
     return float(getattr(rule, "worst_outcome", 0.0))
 
 
+def pays(rule: CreditRule, agent: str) -> bool:
+    """Says whether turns of `agent` are paid, and so train."""
+    says = getattr(rule, "pays", None)
+    return says is None or bool(says(agent))
+
+
 def failed_credit(rule: CreditRule, trace: Trace) -> Credit:
     """Returns the credit of an episode whose failure the policy caused: what the rule says, or else its worst outcome.
 
-    Each turn that was played gets the outcome, or the last one if `kind` is `increments`, whose rewards add up; and the
+    Each turn that the rule `pays` gets the outcome, or the last one if `kind` is `increments`, whose rewards add up; and the
     rule's penalty `format_weight` where its format is invalid, so that to fail is never better than to be wrong.
     """
     assign_failed = getattr(rule, "assign_failed", None)
@@ -138,17 +147,9 @@ def failed_credit(rule: CreditRule, trace: Trace) -> Credit:
         credit: Credit = assign_failed(trace)
         return credit
     outcome, weight = worst_outcome(rule), float(getattr(rule, "format_weight", 0.0))
-    last = len(trace.turns) - 1
     rewards = [
-        turn_reward(
-            trace,
-            i,
-            {
-                "failed": outcome if rule.kind == "returns" or i == last else 0.0,
-                "format": format_penalty(turn, weight),
-            },
-        )
-        for i, turn in enumerate(trace.turns)
+        turn_reward(trace, i, {"failed": earned, "format": format_penalty(trace.turns[i], weight)})
+        for i, earned in _by_position(rule, trace, outcome).items()
     ]
     return Credit(outcome=outcome, rewards=tuple(rewards))
 
@@ -159,15 +160,19 @@ def caller_score(trace: Trace) -> float | None:
     return None if score is None else float(score)
 
 
-def caller_credit(trace: Trace, score: float, *, kind: CreditKind) -> Credit:
-    """Returns the outcome (score + 1) / 2, in [0, 1], as the reward of every turn, or of the last one if `kind` is `increments`."""
+def caller_credit(rule: CreditRule, trace: Trace, score: float) -> Credit:
+    """Returns the outcome (score + 1) / 2, in [0, 1], as the reward of each turn that the rule `pays`, or of the last one if `kind` is
+    `increments`."""
     outcome = (score + 1) / 2
-    last = len(trace.turns) - 1
-    rewards = [
-        turn_reward(trace, i, {"caller": outcome if kind == "returns" or i == last else 0.0})
-        for i in range(len(trace.turns))
-    ]
+    rewards = [turn_reward(trace, i, {"caller": earned}) for i, earned in _by_position(rule, trace, outcome).items()]
     return Credit(outcome=outcome, rewards=tuple(rewards))
+
+
+def _by_position(rule: CreditRule, trace: Trace, outcome: float) -> dict[int, float]:
+    """Returns what the turns that the rule `pays` get of an outcome, by position: each all of it, or the last one of `increments`."""
+    paid = [i for i, turn in enumerate(trace.turns) if pays(rule, turn.agent)]
+    last = max(paid, key=lambda i: trace.turns[i].turn_index, default=None)
+    return {i: outcome if rule.kind == "returns" or i == last else 0.0 for i in paid}
 
 
 def score_traces(rule: CreditRule, traces: Sequence[Trace], *, version: str) -> list[EpisodeRewards]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipelines.credit.inner import PLACE, load_inner
 from pipelines.credit.rounds import Rounds
-from pipelines.credit.rule import Credit, CreditKind, credits_of, failed_credit
+from pipelines.credit.rule import Credit, CreditKind, credits_of, failed_credit, pays
 from stores.rounds import rounds_in_time
 from stores.types import Trace, Turn, TurnReward
 
@@ -74,6 +74,10 @@ class Shaping(ABC):
     def assign_failed(self, trace: Trace) -> Credit:
         """Returns the credit of an episode whose failure the policy caused: the worst of the inner rule, unshaped."""
         return failed_credit(self.inner, trace)
+
+    def pays(self, agent: str) -> bool:
+        """Says whether the inner rule pays `agent`."""
+        return pays(self.inner, agent)
 
     def takes(self, agent: str) -> bool:
         """Says whether the turns of `agent` are shaped."""

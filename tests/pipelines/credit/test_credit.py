@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from pipelines.config.sections import DottedConfig
+from pipelines.credit.code_progress import CodeProgress
+from pipelines.credit.game_scores import GameScores
+from pipelines.credit.inferred import InferredReward
 from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.posted_score import PostedScore
 from pipelines.credit.rule import (
     Credit,
-    CreditKind,
+    CreditRule,
     caller_credit,
     credit_version,
     load_credit,
@@ -22,7 +25,7 @@ from pipelines.credit.rule import (
     turn_reward,
 )
 from pipelines.credit.shared_sum import SharedSum
-from stores.types import Cause, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
+from stores.types import SERVED, Cause, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 pytestmark = pytest.mark.fast
 
@@ -233,10 +236,32 @@ def test_a_posted_score_is_paid_to_every_turn_with_its_format() -> None:
         PostedScore().assign_credit(replace(cut, status=EpisodeStatus.OK))
 
 
-@pytest.mark.parametrize(("kind", "rewards"), [("returns", [0.75, 0.75, 0.75]), ("increments", [0, 0, 0.75])])
-def test_a_callers_judgement_is_paid_once_however_it_is_counted(kind: CreditKind, rewards: list[float]) -> None:
+@pytest.mark.parametrize(("rule", "rewards"), [(MathFinalAnswer(), [0.75, 0.75, 0.75]), (MathProgress(), [0, 0, 0.75])])
+def test_a_callers_judgement_is_paid_once_however_it_is_counted(rule: CreditRule, rewards: list[float]) -> None:
     episode = trace(chain("1", "1", "1")[:3], "")
-    credit = caller_credit(episode, 0.5, kind=kind)
+    credit = caller_credit(rule, episode, 0.5)
     assert (credit.outcome, [r.reward for r in credit.rewards]) == (0.75, rewards)
     assert [r.breakdown for r in credit.rewards] == [{"caller": reward} for reward in rewards]
-    assert caller_credit(episode, -1.0, kind=kind).outcome == 0
+    assert caller_credit(rule, episode, -1.0).outcome == 0
+
+
+GAME = {"path": "pipelines.credit.game_scores:GameScores", "settings": {"environment": "nim", "player": "solver"}}
+
+
+@pytest.mark.parametrize(
+    "rule", [GameScores("nim", "solver"), SharedSum(GAME), InferredReward(GAME), CodeProgress(workers=["solver"])]
+)
+def test_an_agent_that_does_not_train_is_paid_nothing_in_episodes_that_failed_or_were_served(rule: CreditRule) -> None:
+    played = trace(chain("1", "1", "1", bad_format=["verifier"])[:2], "")
+    failed = replace(played, status=EpisodeStatus.TIMEOUT, cause=Cause.POLICY)
+    served = replace(played, outcome_metadata={SERVED: {"score": 0.5}})
+    for episode, reward in ((failed, 0.0), (served, 0.75)):
+        paid = score_trace(rule, episode, version="v").rewards
+        assert [(r.agent, r.reward) for r in paid] == [("solver", reward)]
+
+
+def test_of_increments_the_last_turn_that_is_paid_gets_the_outcome() -> None:
+    rule = MathProgress()
+    rule.pays = lambda agent: agent != "finalizer"  # type: ignore[attr-defined]
+    served = replace(trace(chain("1", "1", "1"), ""), outcome_metadata={SERVED: {"score": 0.5}})
+    assert [r.reward for r in score_trace(rule, served, version="v").rewards] == [0, 0, 0.75]

@@ -17,7 +17,7 @@ from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.outcome import OutcomeShare
 from pipelines.credit.rule import Credit, CreditRule, _used, credit_version, load_credit, score_trace
 from pipelines.credit.search_progress import SearchProgress
-from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, ToolCall, Trace, Turn
+from stores.types import SERVED, EpisodeStatus, FinishReason, Purpose, Sampling, Task, ToolCall, Trace, Turn
 
 pytestmark = pytest.mark.fast
 
@@ -356,6 +356,8 @@ def test_an_untrained_node_is_not_paid_and_another_file_is_another_rule(tmp_path
     rule = DottedConfig(path="pipelines.credit.graph_reward:GraphReward", settings={"graph": str(path)})
     played = trace([(name, {}) for name in ("rewriter", "selector", "answerer")], answer="55")
     assert paid(load_credit(rule), played) == {"rewriter_0": 1.0, "answerer_0": 1.0}
+    served = replace(played, outcome_metadata={SERVED: {"score": 0.5}})
+    assert paid(load_credit(rule), served) == {"rewriter_0": 0.75, "answerer_0": 0.75}
     before = credit_version(rule)
     path.write_text(text)
     assert credit_version(rule) != before

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from test_from_run import Stored, open_run
 
+from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rule import caller_credit, credits_of, score_traces
 from pipelines.episodes.from_service import served_group, take_served
 from pipelines.run.run import Run
@@ -106,8 +107,8 @@ def test_the_callers_word_is_the_credit_and_the_rule_sees_the_others(run: Run) -
     assert first.outcome == 0.75
     assert [r.reward for r in first.rewards] == [0.75] * len(served.turns)
     assert second.rewards == run.credit.assign_credit(own).rewards
-    assert [r.reward for r in caller_credit(served, -1.0, kind="increments").rewards] == [0.0] * len(served.turns)
-    assert [r.reward for r in caller_credit(served, 1.0, kind="increments").rewards][-1] == 1.0
+    assert [r.reward for r in caller_credit(MathProgress(), served, -1.0).rewards] == [0.0] * len(served.turns)
+    assert [r.reward for r in caller_credit(MathProgress(), served, 1.0).rewards][-1] == 1.0
     assert len(credits_of(run.credit, [served])) == 1
 
 

@@ -16,6 +16,7 @@ import pytest
 from gateway_scene import Engine, Scene, deployed_team
 from waits import until
 
+from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.rule import caller_credit
 from pipelines.examples.calculator import program as calculator
 from serve_apps.gateway.api_keys import make_key, write_keys
@@ -117,7 +118,7 @@ async def test_an_unchanged_external_program_runs_an_episode_that_is_stored_toke
     about = trace.outcome_metadata[SERVED]
     assert (about["team_version"], about["key"], about["is_trainable"]) == (3, "anyone", True)
     ((_, feedback),) = stage.store.judged(since=0)
-    assert feedback.score == 0.5 and caller_credit(trace, feedback.score, kind="returns").outcome == 0.75, (
+    assert feedback.score == 0.5 and caller_credit(MathFinalAnswer(), trace, feedback.score).outcome == 0.75, (
         "what was posted"
     )
 
