@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.credit.inner import PLACE, load_inner
-from pipelines.credit.rule import Credit, CreditKind, credits_of, failed_credit, pays
+from pipelines.credit.rule import Credit, CreditKind, credits_of, failed_credit, pays, worst_outcome
 from pipelines.credit.turn_values import fit, logistic_regression, turn_features
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
@@ -86,6 +86,11 @@ class InferredReward:
                 f"credit.settings.past_iterations: {past_iterations!r} is no number of iterations: give 0 or more"
             )
         self.past_iterations = past_iterations
+
+    @property
+    def worst_outcome(self) -> float:
+        """That of the inner rule: outcomes are not inferred."""
+        return worst_outcome(self.inner)
 
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit of the inner rule."""

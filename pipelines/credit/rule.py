@@ -149,7 +149,7 @@ def failed_credit(rule: CreditRule, trace: Trace) -> Credit:
     outcome, weight = worst_outcome(rule), float(getattr(rule, "format_weight", 0.0))
     rewards = [
         turn_reward(trace, i, {"failed": earned, "format": format_penalty(trace.turns[i], weight)})
-        for i, earned in _by_position(rule, trace, outcome).items()
+        for i, earned in by_position(rule, trace, outcome).items()
     ]
     return Credit(outcome=outcome, rewards=tuple(rewards))
 
@@ -164,11 +164,11 @@ def caller_credit(rule: CreditRule, trace: Trace, score: float) -> Credit:
     """Returns the outcome (score + 1) / 2, in [0, 1], as the reward of each turn that the rule `pays`, or of the last one if `kind` is
     `increments`."""
     outcome = (score + 1) / 2
-    rewards = [turn_reward(trace, i, {"caller": earned}) for i, earned in _by_position(rule, trace, outcome).items()]
+    rewards = [turn_reward(trace, i, {"caller": earned}) for i, earned in by_position(rule, trace, outcome).items()]
     return Credit(outcome=outcome, rewards=tuple(rewards))
 
 
-def _by_position(rule: CreditRule, trace: Trace, outcome: float) -> dict[int, float]:
+def by_position(rule: CreditRule, trace: Trace, outcome: float) -> dict[int, float]:
     """Returns what the turns that the rule `pays` get of an outcome, by position: each all of it, or the last one of `increments`."""
     paid = [i for i, turn in enumerate(trace.turns) if pays(rule, turn.agent)]
     last = max(paid, key=lambda i: trace.turns[i].turn_index, default=None)

@@ -14,7 +14,16 @@ from typing import Any
 
 from pipelines.credit.inner import PLACE, load_inner
 from pipelines.credit.rounds import Rounds
-from pipelines.credit.rule import Credit, CreditKind, credits_of, failed_credit, pays
+from pipelines.credit.rule import (
+    Credit,
+    CreditKind,
+    by_position,
+    credits_of,
+    failed_credit,
+    pays,
+    turn_reward,
+    worst_outcome,
+)
 from stores.rounds import rounds_in_time
 from stores.types import Trace, Turn, TurnReward
 
@@ -51,6 +60,11 @@ class Shaping(ABC):
                 "for itself: give a rule of kind `returns`, e.g. pipelines.credit.debate:DebateReward"
             )
 
+    @property
+    def worst_outcome(self) -> float:
+        """That of the inner rule: shaping does not change outcomes."""
+        return worst_outcome(self.inner)
+
     @abstractmethod
     def parts(self, turn: Turn, played: Played) -> dict[str, float]:
         """Returns the named parts of the reward of a turn that has a score."""
@@ -72,8 +86,20 @@ class Shaping(ABC):
         ]
 
     def assign_failed(self, trace: Trace) -> Credit:
-        """Returns the credit of an episode whose failure the policy caused: the worst of the inner rule, unshaped."""
-        return failed_credit(self.inner, trace)
+        """Returns the credit of an episode whose failure the policy caused: that of the inner rule, unshaped.
+
+        Where that is of another kind, its outcome is paid by the kind of this rule.
+        """
+        credit = failed_credit(self.inner, trace)
+        if self.inner.kind == self.kind:
+            return credit
+        earned = by_position(self, trace, credit.outcome)
+        penalties = {r.turn_index: r.breakdown.get("format", 0.0) for r in credit.rewards}
+        rewards = [
+            turn_reward(trace, i, {"failed": value, "format": penalties.get(trace.turns[i].turn_index, 0.0)})
+            for i, value in earned.items()
+        ]
+        return Credit(outcome=credit.outcome, rewards=tuple(rewards))
 
     def pays(self, agent: str) -> bool:
         """Says whether the inner rule pays `agent`."""

@@ -15,15 +15,16 @@ from test_workflow_credit import Event, trace
 
 from pipelines.config.sections import DottedConfig
 from pipelines.credit.difference import DifferenceReward
+from pipelines.credit.inferred import InferredReward
 from pipelines.credit.influence import InfluenceReward
 from pipelines.credit.marti import HistoryShaping
 from pipelines.credit.rounds import influence, shared_score
-from pipelines.credit.rule import Credit, credit_version, load_credit, score_traces, turn_reward
+from pipelines.credit.rule import Credit, credit_version, load_credit, score_traces, turn_reward, worst_outcome
 from pipelines.credit.score_rules import ScoreRules
 from pipelines.credit.shared_sum import SharedSum
 from pipelines.credit.team_reward import TeamReward
 from stores.rounds import rounds_in_time
-from stores.types import Trace
+from stores.types import Cause, EpisodeStatus, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -40,6 +41,19 @@ class TracedText:
             parts |= {} if turn.is_format_ok else {"format": -0.5}
             rewards.append(turn_reward(trace, i, parts))
         return Credit(outcome=0.25, rewards=tuple(rewards))
+
+
+class Low(TracedText):
+    """The same, and failing has the outcome -1."""
+
+    worst_outcome = -1.0
+    format_weight = 0.5
+
+
+class LowGrowing(Low):
+    """The same, said to be increments."""
+
+    kind = "increments"
 
 
 class Growing(TracedText):
@@ -266,6 +280,34 @@ def test_format_and_outcome_and_other_agents_stay_as_the_inner_rule_has_them() -
         (0, {"score": 0}),
     ]
     assert credit.outcome == 0.25
+
+
+LOW = {"path": "test_shaping:Low"}
+LOW_GROWING = {"path": "test_shaping:LowGrowing"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "rewards"),
+    [
+        (DifferenceReward(LOW), [0, -0.5, -1]),
+        (DifferenceReward(LOW, between="agents"), [-1, -1.5, -1]),
+        (SharedSum(LOW_GROWING), [-1, -1.5, -1]),
+        (InfluenceReward(LOW_GROWING), [0, -0.5, -1]),
+        (
+            SharedSum({"path": "pipelines.credit.difference:DifferenceReward", "settings": {"inner": LOW}}),
+            [-1, -1.5, -1],
+        ),
+        (InferredReward(LOW), [-1, -1.5, -1]),
+    ],
+)
+def test_a_failed_episode_has_the_worst_outcome_of_the_inner_rule_paid_by_the_kind_of_the_outer_one(
+    rule: Any, rewards: list[float]
+) -> None:
+    episode = trace([("a", {"answer": "1"}), ("b", {"answer": "1", "_bad": "no tag"}), ("a", {"answer": "1"})])
+    failed = replace(episode, status=EpisodeStatus.TOOL_ERROR, cause=Cause.POLICY)
+    (scored,) = score_traces(rule, [failed], version="v")
+    assert worst_outcome(rule) == scored.outcome == -1, "what the gate fills lost episodes with"
+    assert [reward.reward for reward in scored.rewards] == rewards
 
 
 def test_the_inner_rule_counts_in_the_credit_version() -> None:
