@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.credit.inner import PLACE, load_inner
-from pipelines.credit.rule import Credit, CreditKind, credits_of, failed_credit, pays, worst_outcome
+from pipelines.credit.rule import Credit, CreditKind, caps_failed, credits_of, failed_credit, pays, worst_outcome
 from pipelines.credit.turn_values import fit, logistic_regression, turn_features
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
@@ -91,6 +91,11 @@ class InferredReward:
     def worst_outcome(self) -> float:
         """That of the inner rule: outcomes are not inferred."""
         return worst_outcome(self.inner)
+
+    @property
+    def caps_failed(self) -> bool:
+        """As the inner rule has it, whose rewards stay where none are inferred."""
+        return caps_failed(self.inner)
 
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit of the inner rule."""

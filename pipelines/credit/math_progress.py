@@ -30,8 +30,14 @@ class MathProgress:
 
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit; the outcome is the accuracy of `trace.answer`. Turns are taken in the order of their index."""
+        return self._credit(trace, float(is_correct(trace.answer, trace.task.answers)))
+
+    def assign_failed(self, trace: Trace) -> Credit:
+        """Returns the credit of an episode whose failure the policy caused: it ends without an answer, so its last turn loses a right one."""
+        return self._credit(trace, 0.0)
+
+    def _credit(self, trace: Trace, accuracy: float) -> Credit:
         references = trace.task.answers
-        accuracy = float(is_correct(trace.answer, references))
         order = sorted(range(len(trace.turns)), key=lambda i: trace.turns[i].turn_index)
         correctness = 0.0
         rewards = []

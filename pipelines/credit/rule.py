@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +38,8 @@ class CreditRule(Protocol):
 
     A rule is not asked about an episode whose failure the policy caused: that gets the worst outcome, see `failed_credit`. A
     rule may say what that is by an attribute `worst_outcome` (default 0), or by a method `assign_failed(trace) -> Credit`.
+    Without that method such an episode is paid at most the least of the others' rewards, see `capped`. A rule whose method
+    cannot know what others earn has `caps_failed = True`, so that this goes for it, too.
 
     A rule under which some agents do not train says so by a method `pays(agent) -> bool`, so that their turns are not paid
     in episodes either that it is not asked about.
@@ -115,10 +117,12 @@ def credits_of(rule: CreditRule, traces: Sequence[Trace]) -> list[Credit]:
     if len(judged) != len(own):
         raise ValueError(f"{type(rule).__name__} gives credit to {len(judged)} episodes of {len(own)}")
     own_credits = iter(judged)
+    worst = [failed_credit(rule, trace) for trace in traces if trace.episode_id in failed]
+    failed_credits = iter(capped(worst, judged, kind=rule.kind) if caps_failed(rule) else worst)
     return [
         caller_credit(rule, trace, caller_scores[trace.episode_id])
         if trace.episode_id in caller_scores
-        else failed_credit(rule, trace)
+        else next(failed_credits)
         if trace.episode_id in failed
         else next(own_credits)
         for trace in traces
@@ -134,6 +138,44 @@ def pays(rule: CreditRule, agent: str) -> bool:
     """Says whether turns of `agent` are paid, and so train."""
     says = getattr(rule, "pays", None)
     return says is None or bool(says(agent))
+
+
+def caps_failed(rule: CreditRule) -> bool:
+    """Says whether failing is paid at most the least that others earn: unless the rule itself says what a failure earns."""
+    return bool(getattr(rule, "caps_failed", not hasattr(rule, "assign_failed")))
+
+
+def capped(failed: Sequence[Credit], judged: Sequence[Credit], *, kind: CreditKind) -> list[Credit]:
+    """Returns the credit of failed episodes, paid at most the least reward of `judged`; format penalties are apart.
+
+    A worst outcome of 0 is more than a turn earns that loses what others had right. Of increments the last turn alone pays for
+    the failure, and so much that their sum is at most the least sum.
+    """
+    earned = [[_without_format(reward) for reward in credit.rewards] for credit in judged if credit.rewards]
+    if not earned:
+        return list(failed)
+    least, least_sum = min(min(values) for values in earned), min(math.fsum(values) for values in earned)
+    if kind == "returns":
+        return [replace(c, rewards=tuple(_at_most(r, least) for r in c.rewards)) for c in failed]
+    credits = []
+    for credit in failed:
+        last = max(credit.rewards, key=lambda reward: reward.turn_index, default=None)
+        before = math.fsum(_without_format(reward) for reward in credit.rewards if reward is not last)
+        most = min(least, least_sum - before)
+        credits.append(replace(credit, rewards=tuple(_at_most(r, most) if r is last else r for r in credit.rewards)))
+    return credits
+
+
+def _without_format(reward: TurnReward) -> float:
+    return reward.reward - reward.breakdown.get("format", 0.0)
+
+
+def _at_most(reward: TurnReward, most: float) -> TurnReward:
+    over = _without_format(reward) - most
+    if over <= 0:
+        return reward
+    parts = {**reward.breakdown, "failed": reward.breakdown.get("failed", 0.0) - over}
+    return replace(reward, reward=sum(parts.values()), breakdown=parts)
 
 
 def failed_credit(rule: CreditRule, trace: Trace) -> Credit:

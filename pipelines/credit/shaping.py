@@ -46,6 +46,8 @@ class Shaping(ABC):
     kind: CreditKind
     needs_scores = True
     """Whether the inner rule's rewards must be scores: differences between turns (increments) are none."""
+    caps_failed = True
+    """A failed episode is paid by the inner rule, which does not know how low a turn can be shaped."""
 
     def __init__(self, inner: Mapping[str, Any], agents: Sequence[str] = ()) -> None:
         """Args:

@@ -145,7 +145,7 @@ def test_an_episode_that_is_neither_ok_nor_truncated_is_refused_not_paid_zero(st
 
 @pytest.mark.parametrize(
     ("rule", "paid"),
-    [(MathFinalAnswer(format_weight=0.25), [0, 0, -0.25, 0]), (MathProgress(format_weight=0.25), [0, 0, -0.25, 0])],
+    [(MathFinalAnswer(format_weight=0.25), [0, 0, -0.25, 0]), (MathProgress(format_weight=0.25), [1, 0, -0.25, -1])],
 )
 def test_an_episode_that_the_policy_caused_to_fail_gets_the_worst_outcome_and_its_turns_their_format(
     rule: MathFinalAnswer | MathProgress, paid: list[float]

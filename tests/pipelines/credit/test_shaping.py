@@ -14,17 +14,19 @@ from hypothesis import strategies as st
 from test_workflow_credit import Event, trace
 
 from pipelines.config.sections import DottedConfig
+from pipelines.credit.debate import DebateReward
 from pipelines.credit.difference import DifferenceReward
 from pipelines.credit.inferred import InferredReward
 from pipelines.credit.influence import InfluenceReward
 from pipelines.credit.marti import HistoryShaping
+from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rounds import influence, shared_score
 from pipelines.credit.rule import Credit, credit_version, load_credit, score_traces, turn_reward, worst_outcome
 from pipelines.credit.score_rules import ScoreRules
 from pipelines.credit.shared_sum import SharedSum
 from pipelines.credit.team_reward import TeamReward
 from stores.rounds import rounds_in_time
-from stores.types import Cause, EpisodeStatus, Trace
+from stores.types import Cause, EpisodeStatus, Task, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -64,6 +66,9 @@ class Growing(TracedText):
 
 SAID = {"path": "test_shaping:TracedText"}
 GROWING = {"path": "test_shaping:Growing"}
+
+
+ONE = Task(task_id="t", prompt="q", answers=("1",))
 
 
 def played(*rounds: Sequence[float | None]) -> Trace:
@@ -308,6 +313,44 @@ def test_a_failed_episode_has_the_worst_outcome_of_the_inner_rule_paid_by_the_ki
     (scored,) = score_traces(rule, [failed], version="v")
     assert worst_outcome(rule) == scored.outcome == -1, "what the gate fills lost episodes with"
     assert [reward.reward for reward in scored.rewards] == rewards
+
+
+DIFFERENCE = {"path": "pipelines.credit.difference:DifferenceReward", "settings": {"inner": SAID, "between": "agents"}}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        HistoryShaping(SAID, mode="quality", past="episodes"),
+        DifferenceReward(SAID),
+        DifferenceReward(SAID, between="agents"),
+        InfluenceReward(SAID),
+        InfluenceReward(GROWING),
+        ScoreRules(SAID, persuading=0.5),
+        InferredReward(DIFFERENCE),
+        DebateReward(influence=0.2, debaters=["a", "b"]),
+        MathProgress(),
+    ],
+)
+def test_failing_never_pays_more_than_being_wrong_whatever_a_rule_takes_away(rule: Any) -> None:
+    others = [played((1, 0), (0, 0)), played((0, 1), (0, 0)), played((1, 1), (1, 1)), played((0, 0), (0, 0))]
+    crashed = trace([("a", {"answer": "1"}), ("b", {"answer": "1"}), ("a", {"answer": "1", "_bad": "no tag"})])
+    failed = replace(crashed, status=EpisodeStatus.TOOL_ERROR, cause=Cause.POLICY)
+    episodes = [replace(t, episode_id=f"e{i}", task=ONE) for i, t in enumerate([*others, failed])]
+    *scored, last = score_traces(rule, episodes, version="v")
+    bare = [[r.reward - r.breakdown.get("format", 0.0) for r in s.rewards] for s in (*scored, last)]
+    assert min(min(rewards) for rewards in bare[:-1]) < 0, "something is taken away"
+    assert bare[-1][-1] <= min(min(rewards) for rewards in bare[:-1]) + 1e-9
+    assert rule.kind == "increments" or max(bare[-1]) == min(bare[-1])
+    assert rule.kind == "returns" or sum(bare[-1]) <= min(sum(rewards) for rewards in bare[:-1]) + 1e-9
+    assert last.outcome == 0.0
+
+
+def test_where_all_episodes_fail_or_others_earn_more_the_worst_outcome_is_paid() -> None:
+    rule = SharedSum(SAID)
+    failed = replace(played((1, 1)), status=EpisodeStatus.TOOL_ERROR, cause=Cause.POLICY)
+    for others in ([], [replace(played((1, 1)), episode_id="o")]):
+        assert [r.reward for r in score_traces(rule, [*others, failed], version="v")[-1].rewards] == [0.0, 0.0]
 
 
 def test_the_inner_rule_counts_in_the_credit_version() -> None:

@@ -17,7 +17,7 @@ from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.outcome import OutcomeShare
 from pipelines.credit.rule import Credit, CreditRule, _used, credit_version, load_credit, score_trace
 from pipelines.credit.search_progress import SearchProgress
-from stores.types import SERVED, EpisodeStatus, FinishReason, Purpose, Sampling, Task, ToolCall, Trace, Turn
+from stores.types import SERVED, Cause, EpisodeStatus, FinishReason, Purpose, Sampling, Task, ToolCall, Trace, Turn
 
 pytestmark = pytest.mark.fast
 
@@ -388,6 +388,30 @@ def test_the_penalty_of_a_format_is_the_part_that_other_rules_look_for(
     breakdown = rule.assign_credit(trace(events, answer="55")).rewards[bad].breakdown
     assert breakdown["format"] == -0.25
     assert set(breakdown) <= {"format", "progress", "f1", "end", "debate", "influence", "outcome"}
+
+
+@pytest.mark.parametrize(
+    ("events", "rewards"),
+    [
+        ([("coder", {"_bad": "x"})], {"coder_0": -0.25}),
+        (
+            [("coder", {}), verdict(0.75), ("reflector", {}), ("planner", {}), ("coder", {"_bad": "x"})],
+            {"coder_0": 0.75, "reflector_0": -0.75, "planner_0": -0.75, "coder_1": -1.0},
+        ),
+        ([("coder", {}), verdict(0.75), ("reflector", {})], {"coder_0": 0.75, "reflector_0": -0.75}),
+        (
+            [("coder", {}), verdict(0.75), ("coder", {}), ("verify", {"error": "refused"})],
+            {"coder_0": 0.75, "coder_1": -0.75},
+        ),
+    ],
+)
+def test_code_that_fails_costs_what_code_costs_that_passes_nothing(
+    events: list[Event], rewards: dict[str, float]
+) -> None:
+    failed = replace(trace(events), status=EpisodeStatus.TOOL_ERROR, cause=Cause.POLICY)
+    rule = CodeProgress(format_weight=0.25)
+    assert paid(rule, failed) == rewards
+    assert score_trace(rule, failed, version="v").outcome == 0.0
 
 
 def test_code_that_was_never_verified_is_worth_nothing() -> None:
