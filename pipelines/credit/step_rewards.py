@@ -1,10 +1,11 @@
 """step_rewards: trace -> rewards of a world's steps, to the turn that acted and to the turn that had sent it.
 
-a turn that acted              (1 - planner_share) * the reward of its step
-a turn that did not, a plan    planner_share * what was earned until the next turn of its agent
+a turn that acted              (1 - planner_share) * the reward of its step, or all of it where nobody had planned yet
+a turn that did not, a plan    planner_share * what was earned until the next plan, by whichever agent
 plus `format_weight` * (0 or -1) each
 
-Where no agent plans, turns that acted get the whole reward. The rewards of an episode add up to its return.
+A planner is an agent none of whose turns acted. A step that no turn acted in pays the plan alone; apart from such steps the
+rewards of an episode add up to its return.
 """
 
 from __future__ import annotations
@@ -58,13 +59,12 @@ class StepRewards:
             )
         acted = acting_turns(trace, events)
         planners = {turn.agent for turn in trace.turns} - {agent for agent, _ in acted.values()}
-        own_share = 1 - self.planner_share if planners else 1.0
         paid = dict.fromkeys((turn.turn_index for turn in trace.turns), 0.0)
         for event in events:
             reward = event.response["reward"]
-            if event.call_index in acted:
-                paid[acted[event.call_index][1]] += own_share * reward
             latest = [t.turn_index for t in trace.turns if t.agent in planners and t.turn_index < event.call_index]
+            if event.call_index in acted:
+                paid[acted[event.call_index][1]] += (1 - self.planner_share if latest else 1.0) * reward
             if latest:
                 paid[max(latest)] += self.planner_share * reward
         rewards = [

@@ -60,6 +60,16 @@ def test_without_a_planner_the_turns_that_acted_get_all(make_trace: MakeTrace) -
     assert paid(StepRewards("home"), played(make_trace, ["act", "step", "act", "step"], [0.25, 0.5])) == [0.25, 0.5]
 
 
+def test_what_is_earned_before_the_first_plan_goes_to_who_acted(make_trace: MakeTrace) -> None:
+    trace = played(make_trace, ["act", "step", "plan", "act", "step"], [1.0, 1.0])
+    assert paid(StepRewards("home"), trace) == [1.0, 0.5, 0.5], "they add up to the return"
+
+
+def test_of_two_planners_the_latest_plan_is_paid(make_trace: MakeTrace) -> None:
+    trace = played(make_trace, ["plan", "critic", "act", "step", "plan", "act", "step"], [1.0, 0.5])
+    assert paid(StepRewards("home"), trace) == [0.0, 0.5, 0.5, 0.25, 0.25]
+
+
 def test_the_outcome_is_the_worlds_success_or_its_return(make_trace: MakeTrace) -> None:
     events = ["act", "step", "act", "step"]
     won, lost = (played(make_trace, events, [0.2, 0.3], is_won=is_won) for is_won in (True, False))
