@@ -121,7 +121,10 @@ class Generation:
         if excess := self._excess(request):
             yield WireDelta([], [], [], CONTEXT, NO_VERSION, excess)
             return
-        route = self._routes.route(request.model_group) or Route(None, NO_VERSION)
+        route = self._routes.route(request.model_group)
+        if route is None:
+            yield WireDelta([], [], [], *self._why_nobody_answers(request))
+            return
         version = route.version
         settings = dict(more)
         num_top = settings.pop("top_logprobs", 0)
@@ -196,9 +199,8 @@ class Generation:
 
         route = self._routes.route(request.model_group)
         if route is None:
-            groups = ", ".join(self._routes.states)
-            message = f"no adapter of {request.model_group!r} is live; groups are {groups}"
-            return _error_result(request, REFUSED, message)
+            reason, _, message = self._why_nobody_answers(request)
+            return _error_result(request, reason, message)
         try:
             allowed = allowed_tokens(request.constraint)
             params = self._params(request, kind=RequestOutputKind.FINAL_ONLY, logprobs=len(allowed))
@@ -223,6 +225,18 @@ class Generation:
             num_cached_tokens=output.num_cached_tokens or 0,
             allowed_logprobs=[of_all[0][token] for token in allowed] if of_all else (),
         )
+
+    def _why_nobody_answers(self, request: WireRequest) -> tuple[str, int, str]:
+        """Returns finish reason, version and message where nothing is served for a group.
+
+        A group of this engine whose adapter could not be loaded may be answered by another replica, or later.
+        """
+        state = self._routes.states.get(request.model_group)
+        if state is not None:
+            why = state.error or "it is being loaded"
+            return FinishReason.ABORT.value, NO_VERSION, f"no adapter of {request.model_group!r} is live: {why}"
+        groups = ", ".join(self._routes.states)
+        return REFUSED, NO_VERSION, f"no adapter of {request.model_group!r} is live; groups are {groups}"
 
     def _excess(self, request: WireRequest) -> str:
         """Returns why a request does not fit into the context; empty where it does."""

@@ -37,6 +37,8 @@ class LocalPolicy:
         model, stops, num_known = self._load(request.model_group)
         s = request.sampling
         allowed = allowed_tokens(s.constraint)
+        if s.constraint and not allowed:
+            raise ValueError("an answer that must match a form is sampled by engines only: serve the team at a gateway")
         prompt = torch.tensor([list(request.prompt_token_ids)])
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(request.seed)
@@ -48,6 +50,7 @@ class LocalPolicy:
                 temperature=s.temperature or None,
                 top_p=s.top_p,
                 top_k=s.top_k,
+                min_p=s.min_p or None,
                 eos_token_id=stops,
                 prefix_allowed_tokens_fn=(lambda *_: allowed) if allowed else None,
                 suppress_tokens=None if num_known is None else list(range(num_known, model.config.vocab_size)),
@@ -68,12 +71,15 @@ class LocalPolicy:
 
     def _load(self, model_group: str) -> tuple[Any, list[int], int | None]:
         if model_group not in self._models:
-            from transformers import AutoModelForCausalLM
+            from transformers import AutoModelForCausalLM, GenerationConfig
 
             ref = self._refs[model_group]
             whole = whole_model(ref)
             folder = fetch(whole)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=False).eval()
+            model.generation_config = (
+                GenerationConfig()
+            )  # engines use none of a model's own, e.g. its repetition penalty
             if read_manifest(ref).base is not None:
                 from peft import PeftModel
 

@@ -38,39 +38,37 @@ class Grade:
     """Why nothing counts."""
 
 
-def grade(
-    suite: Suite, files: Files, tests: Files, *, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]
-) -> Grade:
+def grade(suite: Suite, files: Files, *, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Grade:
     """Returns the grade of a repository.
 
     Args:
         files: those of the change, with the tests in place.
-        tests: those of `files` that hold tests.
         fail_to_pass, pass_to_pass: tests as pytest names them: `tests/test_x.py::test_y`.
     """
     name = secrets.token_hex(8)
     failing = f"test_{name}.py"
     text = f"def test_{name}():\n    assert {name!r} == {secrets.token_hex(8)!r}\n"
-    selected = [*_files_of([*fail_to_pass, *pass_to_pass]), failing]
+    selected = [*files_of([*fail_to_pass, *pass_to_pass]), failing]
     ran = suite.run({**files, failing: text.encode()}, selected)
     if ran.fault:
         return Grade(is_resolved=False, fail_to_pass=0.0, pass_to_pass=0.0, fault=ran.fault)
     if ran.outcomes.get(f"{failing}::test_{name}") != "failed":
         return Grade(is_resolved=False, fail_to_pass=0.0, pass_to_pass=0.0, fault=CHEATED)
     now, still = (_share_passed(ran.outcomes, some) for some in (fail_to_pass, pass_to_pass))
-    if now == still == 1.0 and not _fail_where_they_must(suite, files, tests, fail_to_pass):
+    if now == still == 1.0 and not _fail_where_they_must(suite, files, fail_to_pass):
         return Grade(is_resolved=False, fail_to_pass=0.0, pass_to_pass=0.0, fault=CHEATED)
     return Grade(is_resolved=now == still == 1.0, fail_to_pass=now, pass_to_pass=still)
 
 
-def _fail_where_they_must(suite: Suite, files: Files, tests: Files, names: Sequence[str]) -> bool:
-    selected = _files_of(names)
-    wrong = {path: with_wrong_expectations(tests[path].decode()).encode() for path in selected if path in tests}
+def _fail_where_they_must(suite: Suite, files: Files, names: Sequence[str]) -> bool:
+    selected = files_of(names)
+    wrong = {path: with_wrong_expectations(files[path].decode()).encode() for path in selected}
     ran = suite.run({**files, **wrong}, selected)
     return all(outcome_of(name, ran.outcomes) == "failed" for name in names)
 
 
-def _files_of(names: Sequence[str]) -> list[str]:
+def files_of(names: Sequence[str]) -> list[str]:
+    """Returns the paths of the files that hold these tests."""
     return sorted({name.partition("::")[0] for name in names})
 
 

@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any
 
-from serve_apps.repository.grading import grade
+from serve_apps.repository.grading import files_of, grade
 from serve_apps.repository.snapshot import is_protected, is_test, read_snapshot, with_patch
 from serve_apps.repository.suite import LIMITS, Files, SuiteRun, shared_suite
 from stores.syntax_trees import parse_python
@@ -71,6 +71,7 @@ class Repository:
             raise ValueError("a repository to repair names the tests that must pass then: FAIL_TO_PASS is empty")
         limits = LIMITS.model_copy(update={"time_s": time_s, "max_time_s": time_s, "memory_mib": memory_mib})
         self._suite = shared_suite(limits, site)
+        self._judging = {*self._tests, *files_of([*self._fail_to_pass, *self._pass_to_pass])}
         self._changes: dict[str, bytes] = {}
         self._said = ""
 
@@ -79,7 +80,7 @@ class Repository:
 
         Raises ValueError where a test that must fail passes already: there is nothing to repair.
         """
-        before = self._ran({**self._files, **self._tests}, sorted({n.partition("::")[0] for n in self._fail_to_pass}))
+        before = self._ran({**self._files, **self._tests}, files_of(self._fail_to_pass))
         passing = [name for name in self._fail_to_pass if before.outcomes.get(name) == "passed"]
         if passing or before.fault:
             why = f"{', '.join(passing)} passes before the repair" if passing else f"its hidden tests: {before.fault}"
@@ -133,7 +134,7 @@ class Repository:
         pure = PurePosixPath(path)
         if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
             return f"{path!r} is no path in the repository."
-        if is_protected(path, self._files) or path in self._tests:
+        if is_protected(path, self._files) or path in self._judging:
             return f"{path} may not be changed: it decides how the repository is judged."
         self._changes[path] = text.encode()
         self._said = ""
@@ -151,7 +152,7 @@ class Repository:
         tree, now, others = {**self._now, **self._tests}, self._fail_to_pass, self._pass_to_pass
         graded = self._suite.remembered(
             ("grade", sorted(tree.items()), now, others),
-            lambda: grade(self._suite, tree, self._tests, fail_to_pass=now, pass_to_pass=others),
+            lambda: grade(self._suite, tree, fail_to_pass=now, pass_to_pass=others),
         )
         reason = graded.fault or f"fail to pass {graded.fail_to_pass:.2f}, pass to pass {graded.pass_to_pass:.2f}"
         return {
