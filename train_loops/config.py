@@ -172,7 +172,8 @@ class AdvantageConfig(Settings):
 
 
 class OverlongConfig(Settings):
-    """This section sets DAPO's soft penalty for completions near their limit (arXiv 2503.14476)."""
+    """This section sets DAPO's soft penalty for completions near their limit (arXiv 2503.14476). Choices have none: each is
+    one token."""
 
     buffer_tokens: int = Field(ge=1)
     """The number of last tokens below the completion's limit over which the penalty grows from 0 to `penalty`. The limit is

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from synthetic_traces import GROUP, WANTED, sample_traces
+from synthetic_traces import GROUP, WANTED, make_turns_of, rewards_for, sample_traces
 
 from stores.allowed_tokens import constraint_of
 from stores.traces import TraceStore
@@ -29,6 +29,7 @@ from train_loops.config import (
 from train_loops.engine import Engine, join_workers, load_critic, load_policy, load_reference
 from train_loops.figures import credit_correlation, explained_variance
 from train_loops.learner import Learned, learn, read_rows
+from train_loops.learning_signal import learning_signal
 from train_loops.masks import with_masks
 from train_loops.mismatch import MismatchError
 from train_loops.models import Models
@@ -465,6 +466,17 @@ def test_completions_near_their_limit_are_paid_less(tiny_model: Path, sampled) -
     less = run(samples, models(tiny_model, config), config)
     change = {a: less.agents[a]["credit_mean"] - plain.agents[a]["credit_mean"] for a in ("solver", "verifier")}
     assert change == pytest.approx({"solver": -0.5, "verifier": 0.0})
+
+
+def test_a_choice_is_not_punished_for_its_one_token() -> None:
+    trace = make_turns_of("e", index=0)
+    choice, text = samples_of(trace, rewards_for(trace, [1.0, 1.0], outcome=1.0), model_group=GROUP)
+    choice = dataclasses.replace(choice, constraint=constraint_of([8, 9]), max_tokens=1)
+    text = dataclasses.replace(text, max_tokens=1)
+    config = TrainConfig(overlong=OverlongConfig(buffer_tokens=64))
+    scores = {"old": [np.array([-1.0])] * 2}
+    signal = learning_signal([choice, text], scores, config=config, credit_kind="returns", beta=0.0, team=None)
+    assert signal.credit.tolist() == [1.0, 0.0]
 
 
 def test_the_coefficient_of_the_kl_follows_its_target(tiny_model: Path, sampled) -> None:
