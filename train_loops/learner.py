@@ -131,8 +131,10 @@ def read_rows(
     funnel = Funnel(model_group=model_group, train_mixed_versions=mixed)
     samples: list[Sample] = []
     compared: list[Trace] = []
-    for trace in store.read_traces(traces, model_group=model_group):
-        compared += [trace] if config.algorithm in BASELINE_ALGORITHMS else []
+    has_baselines = config.algorithm in BASELINE_ALGORITHMS
+    # A variant in which the model group was never called is a baseline of the group's turns in other episodes.
+    for trace in store.read_traces(traces, model_group=None if has_baselines else model_group):
+        compared += [trace] if has_baselines else []
         if not trace.variant:
             funnel.see(trace, reward_of.get(trace.episode_id))
             samples += samples_of(

@@ -624,3 +624,30 @@ def test_siblings_of_a_turn_are_rows_of_the_algorithm_that_compares_them(tmp_pat
     assert num_calls == {t.agent: 1 + 2 * (t.agent == at.agent) for t in base.turns}
     plain, funnel = read_rows(store, pinned, pinned_rewards, config=TrainConfig(), **about)
     assert len(plain) == sum(counts["scored"] for counts in funnel.counts.values()) == len(base.turns)
+
+
+def test_variants_without_a_turn_of_the_model_group_are_compared_with(tmp_path: Path) -> None:
+    """Of group `helper` is the second turn; the greedy episode and one replay ended before it."""
+    first = make_turns_of("e", index=0)
+    helper = dataclasses.replace(first.turns[1], agent="helper", model_group="helper")
+    base = dataclasses.replace(first, turns=(first.turns[0], helper), policy_versions={GROUP: 0, "helper": 0})
+    called = dataclasses.replace(base, episode_id="called", variant="without-solver")
+    ended = [
+        dataclasses.replace(base, episode_id=name, variant=name, turns=base.turns[:1])
+        for name in ("greedy", "without-solver#1")
+    ]
+    store = TraceStore(str(tmp_path / "traces"))
+    store.create()
+    store.write_episodes([base, called, *ended])
+    outcomes = {"e": 1.0, "called": 0.75, "greedy": 0.5, "without-solver#1": 0.25}
+    traces = [base, called, *ended]
+    store.write_rewards(
+        [rewards_for(t, [outcomes[t.episode_id]] * len(t.turns), outcomes[t.episode_id]) for t in traces]
+    )
+    key = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN}
+    pinned = store.pin_episodes(**key, team_key="v0")
+    rewards = store.pin_rewards(**key, credit_version="c1", traces=pinned)
+    config = TrainConfig(algorithm="leave_one_out")
+    samples, funnel = read_rows(store, pinned, rewards, model_group="helper", config=config, credit_kind="returns")
+    assert {s.episode_id: s.baseline for s in samples} == {"e": 0.5, "called": 0.25}
+    assert funnel.counts.keys() == {"helper"} and funnel.counts["helper"]["scored"] == len(samples)
