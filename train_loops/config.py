@@ -375,7 +375,7 @@ class TrainConfig(Settings):
     team: TeamConfig = TeamConfig()
     """The learner of the whole team. It must be the same for all model groups."""
     overlong: OverlongConfig | None = None
-    """The penalty for completions near their limit; null: none."""
+    """The penalty for completions near their limit; null: none. mappo and happo refuse it."""
     agents: dict[str, AgentTrainConfig] = Field(default_factory=dict)
     """The learning signal of single agents, by their names."""
     num_epochs: int = Field(1, ge=1)
@@ -437,6 +437,15 @@ class TrainConfig(Settings):
                 f"train.loss.kl_in_reward_coef: algorithm {self.algorithm!r} has advantages of the team's critic, which "
                 "knows no KL: use loss.kl_in_loss_coef"
             )
+        if self.algorithm in TEAM_CRITIC_ALGORITHMS:
+            penalties = {"train.overlong": self.overlong}
+            penalties |= {f"train.agents.{name}.overlong": agent.overlong for name, agent in self.agents.items()}
+            for place, penalty in penalties.items():
+                if penalty is not None:
+                    raise ValueError(
+                        f"{place} = {penalty.model_dump()}: algorithm {self.algorithm!r} has advantages of the team's critic, "
+                        "which knows no penalties: drop it, or take another algorithm, e.g. ippo"
+                    )
         if self.advantage.group_by is not None and self.algorithm not in GROUP_ALGORITHMS:
             raise ValueError(
                 f"train.advantage.group_by = {self.advantage.group_by}: algorithm {self.algorithm!r} compares no groups: "

@@ -205,6 +205,14 @@ GREEDY = {"variants": {"kind": "greedy"}}
             r"kl_in_reward_coef: algorithm 'mappo'.*kl_in_loss_coef",
         ),
         (
+            {"train": {"algorithm": "mappo", "overlong": {"buffer_tokens": 8}}},
+            r"train\.overlong = .*8.*algorithm 'mappo'.*drop it, or take another algorithm",
+        ),
+        (
+            {"train": {"algorithm": "happo", "agents": {"solver": {"overlong": {"buffer_tokens": 8}}}}},
+            r"train\.agents\.solver\.overlong = .*8.*algorithm 'happo'.*drop it, or take another algorithm",
+        ),
+        (
             {"train": {"algorithm": "ppo", "critic": {"kind": "frozen"}, "loss": {"adaptive_kl": {}}}},
             r"adaptive_kl needs loss\.kl_in_reward_coef above 0",
         ),
