@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from train_loops.advantages.gae import gae, whiten
-from train_loops.config import TeamConfig
+from train_loops.config import OptimizerConfig, TeamConfig
+from train_loops.learning_rate import learning_rate
 from train_loops.losses import value_loss
 from train_loops.team.episodes import TeamEpisode, TeamTurn
 from train_loops.team.models import CentralCritic
@@ -75,7 +76,7 @@ def learn_values(
             per_turn, _ = value_loss(
                 new, old[part], target[part], value_clip=config.value_clip, huber_delta=config.huber_delta
             )
-            step(optimizer, critic, per_turn.mean(), max_norm=config.optimizer.max_grad_norm)
+            step(optimizer, critic, per_turn.mean(), settings=config.optimizer)
             losses.append(float(per_turn.detach().mean()))
     return float(np.mean(losses))
 
@@ -101,9 +102,15 @@ def keys_of(episodes: Sequence[TeamEpisode]) -> list[TurnKey]:
     return [(episode.episode_id, turn.turn_index) for episode in episodes for turn in episode.turns]
 
 
-def step(optimizer: torch.optim.Optimizer, module: torch.nn.Module, loss: torch.Tensor, *, max_norm: float) -> None:
-    """Makes one optimizer step on a scalar loss, with the gradient clipped."""
+def step(
+    optimizer: torch.optim.Optimizer, module: torch.nn.Module, loss: torch.Tensor, *, settings: OptimizerConfig
+) -> None:
+    """Makes one optimizer step on a scalar loss, with the gradient clipped and the rate of the schedule."""
+    # Adam counts its steps, and the count is stored with its moments, so that the schedule goes on after a restart.
+    num_steps = max((int(state["step"]) for state in optimizer.state.values()), default=0)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(settings, num_steps)
     optimizer.zero_grad()
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm)
+    torch.nn.utils.clip_grad_norm_(module.parameters(), settings.max_grad_norm)
     optimizer.step()

@@ -41,7 +41,7 @@ def learn_qs(
             batch = batch_of([episodes[i] for i in part])
             error = temporal_error(model, target, batch, gamma=config.gamma)
             loss = error.square().mean()
-            step(optimizer, model, loss, max_norm=config.optimizer.max_grad_norm)
+            step(optimizer, model, loss, settings=config.optimizer)
             follow(target, model, tau=config.target_tau)
             losses.append(float(loss.detach()))
     return float(np.mean(losses))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from team_play import free_rider_episodes, turn
 
 from train_loops.config import OptimizerConfig, TeamConfig, TrainConfig
 from train_loops.team.critic import central_advantages, learn_values, turn_advantages, turns_of
 from train_loops.team.episodes import TeamEpisode
-from train_loops.team.learner import TeamLearner
+from train_loops.team.learner import WEIGHTS_FILE, TeamLearner
 from train_loops.team.models import CentralCritic
 from train_loops.team.value_norm import ValueNorm
 
@@ -125,6 +127,25 @@ def test_a_stored_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path, set
     a, b = (learner.learn(later, seed=5) for learner in (first, second))
     assert a == b
     assert not TeamLearner(config("vdn"), seed=0).load(tmp_path), "another kind begins afresh"
+
+
+@pytest.mark.parametrize("kind", [{"mixer": "qmix"}, {"algorithm": "mappo"}], ids=["qmix", "mappo"])
+def test_the_learning_rate_follows_its_schedule_also_after_a_restart(tmp_path: Path, kind: dict[str, str]) -> None:
+    """Steps 0 to 9 have a falling rate, later ones have none: each job makes 5 steps."""
+    optimizer = OptimizerConfig(lr=3e-3, schedule="linear", decay_steps=10)
+    settings = config(**kind)
+    team = settings.team.model_copy(update={"optimizer": optimizer, "num_epochs": 5, "num_minibatches": 1})
+    settings = settings.model_copy(update={"team": team})
+    episodes = free_rider_episodes(num_tasks=3, group_size=4, seed=0)
+    weights = []
+    for job in range(3):
+        learner = TeamLearner(settings, seed=0)
+        assert job == 0 or learner.load(tmp_path)
+        learner.learn(episodes, seed=job)
+        learner.save(tmp_path)
+        weights.append({n: x for n, x in load_file(tmp_path / WEIGHTS_FILE).items() if n.startswith("model.")})
+    has_moved = [any(not torch.equal(x, after[n]) for n, x in before.items()) for before, after in pairwise(weights)]
+    assert has_moved == [True, False]
 
 
 def test_value_norm_is_the_debiased_mean_and_deviation() -> None:
