@@ -218,7 +218,8 @@ class TeamConfig(Settings):
     num_epochs: int = Field(4, ge=1)
     """The number of passes over the episodes in each iteration."""
     num_minibatches: int = Field(4, ge=1)
-    """The number of optimizer steps per pass."""
+    """The number of optimizer steps per pass of the central critic, at most one per turn. The mixer ignores it: it makes one
+    step per 64 episodes that it learns from, and at least one per pass."""
     gamma: float = Field(0.99, gt=0, le=1)
     """The discount per turn."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
