@@ -113,9 +113,12 @@ def agreement_figures(agreements: Mapping[str, Agreement], *, is_off_policy: boo
     """Joins the agreements of all agents: the mean over tokens, the worst maximum, the least effective sample size.
 
     Args:
+        agreements: without any, as where all rows are from service, there are no figures.
         is_off_policy: another version than the parent sampled. Then the figures say how far the two policies are from each other
             (`policy_*`, nats), and not whether trainer and engine agree (`logprob_gap_*`).
     """
+    if not agreements:
+        return {}
     every = agreements.values()
     num_tokens = sum(a.num_tokens for a in every)
     if is_off_policy:

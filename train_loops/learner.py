@@ -76,7 +76,7 @@ class Scored:
     scores: dict[str, Rows]
     """Per row and completion token: `old` logprobs, and where they are used `entropy`, `ref` and `values`."""
     agreements: dict[str, Agreement]
-    """Per agent, how near the engine's logprobs are to the trainer's."""
+    """Per agent, how near the engine's logprobs are to the trainer's; without agents whose rows are all from service."""
     needs_correction: bool
     """Whether an agent is beyond the tolerance, or the settings always correct."""
 
@@ -303,19 +303,15 @@ def score(
     scores = score_rows(layout, models, rows=range(len(samples)), names=[*names, "old", "entropy"])
     # Rows from service may come from another version: they say nothing about the agreement of this version's engine.
     own = [i for i, s in enumerate(samples) if not s.is_served]
-    measured = own or list(range(len(samples)))
+    # Where there are no others, there is nothing to decide here: `correct_served` judges them.
     agreements = measure(
-        [scores["old"][i] for i in measured],
-        [rollout[i] for i in measured],
-        [agents[i] for i in measured],
-        config=config.mismatch,
+        [scores["old"][i] for i in own], [rollout[i] for i in own], [agents[i] for i in own], config=config.mismatch
     )
     if not is_off_policy:
         return _decided(scores, agreements, config=config.mismatch)
-    if own:  # rows from service alone are judged by `correct_served`
-        if has_all_groups:  # first: wrong logprobs also have a small effective sample size
-            check_mean_weight(agreements)
-        decide(agreements, config=config.mismatch, is_off_policy=True)
+    if has_all_groups:  # first: wrong logprobs also have a small effective sample size
+        check_mean_weight(agreements)
+    decide(agreements, config=config.mismatch, is_off_policy=True)
     return Scored(scores=scores, agreements=agreements, needs_correction=True)
 
 

@@ -349,6 +349,25 @@ def test_rows_from_service_are_weighed_apart_and_too_far_ones_train_nothing(tiny
     assert far["train/trained_rows"] == sum(s.episode_id not in served for s in samples)
 
 
+def test_rows_from_service_alone_do_not_speak_for_the_engine(tiny_model: Path, sampled) -> None:
+    config = TrainConfig(algorithm="grpo", optimizer=LR)
+
+    def moved(by: float) -> list[Sample]:
+        """As if an earlier version had sampled all rows: two tokens of three `by` nats more likely then."""
+        return [
+            dataclasses.replace(
+                s, is_served=True, rollout_logprobs=[x + by * (i % 3 > 0) for i, x in enumerate(s.rollout_logprobs)]
+            )
+            for s in rows(sampled)
+        ]
+
+    assert config.mismatch.limit_mean < 0.2, "the mean difference"
+    near = run(moved(0.3), models(tiny_model, config), config).metrics
+    assert near["train/served_rows_kept"] == near["train/rows"] and near["train/trained_rows"] > 0
+    assert near["train/importance_weight"] < 1 and "train/logprob_gap_mean" not in near
+    assert "mask every token" in run(moved(6.0), models(tiny_model, config), config).reason
+
+
 def test_an_agents_weight_scales_its_gradient_and_nobody_elses(tiny_model: Path, sampled) -> None:
     samples, norms = rows(sampled), {}
     for weights in ((1, 1), (1, 0), (0, 1), (2, 0)):
