@@ -51,7 +51,8 @@ class AdaptiveKLConfig(Settings):
     target: float = Field(0.1, gt=0)
     """The KL to the reference that the coefficient is adapted to, in nats per token."""
     horizon: int = Field(10_000, ge=1)
-    """The number of episodes over which the coefficient may double or halve several times. Larger is slower."""
+    """The number of episodes over which the coefficient may double or halve several times. Larger is slower. In one
+    iteration the coefficient keeps at least a tenth of itself."""
 
 
 class LossConfig(Settings):

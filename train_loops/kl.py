@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 KLEstimator = Literal["k1", "abs", "k2", "k3"]
+LEAST_FACTOR = 0.1
+"""The coefficient keeps at least this share of itself in one iteration."""
 
 
 def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator) -> torch.Tensor:
@@ -64,7 +66,10 @@ def token_rewards(
 def adapted_coef(coef: float, *, kl: float, num_episodes: int, target: float, horizon: int) -> float:
     """Returns the next KL coefficient (Ziegler et al., arXiv 1909.08593, section 2.2).
 
-        coef (1 + clip(kl / target - 1, +-0.2) num_episodes / horizon)
+        coef max(1 + clip(kl / target - 1, +-0.2) num_episodes / horizon, 0.1)
+
+    The paper has 0.1 for num_episodes / horizon, so that its factor lies within 1 +- 0.02 and is never near 0. Here it would be
+    negative from 5 horizons of episodes per iteration on, and the KL would be off for good: the factor is 0.1 at least.
 
     Args:
         kl: measured KL to the reference, nats per token.
@@ -72,4 +77,4 @@ def adapted_coef(coef: float, *, kl: float, num_episodes: int, target: float, ho
         target, horizon: see `AdaptiveKLConfig`.
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
-    return coef * (1 + error * num_episodes / horizon)
+    return coef * max(1 + error * num_episodes / horizon, LEAST_FACTOR)

@@ -219,6 +219,11 @@ def test_the_adaptive_kl_coefficient_follows_its_target_by_a_fifth_at_most() -> 
     assert adapted_coef(0.5, kl=0.0, **settings) == pytest.approx(0.5 * 0.98)
 
 
+def test_the_adaptive_kl_coefficient_stays_positive_where_the_horizon_is_short() -> None:
+    assert adapted_coef(0.05, kl=0.0, num_episodes=512, target=0.1, horizon=100) == pytest.approx(0.005)
+    assert adapted_coef(0.005, kl=9.0, num_episodes=512, target=0.1, horizon=100) > 0.005, "and it can rise again"
+
+
 def test_the_gradients_of_the_kl_estimators_are_those_of_their_formulas() -> None:
     for name, gradient in (("k1", 1.0), ("abs", 1.0), ("k2", 0.5), ("k3", 1 - float(np.exp(-0.5)))):
         logprobs = torch.tensor([-1.0], requires_grad=True)
