@@ -19,7 +19,8 @@ def nll_gain(logprobs: Rows, *, keys: Sequence[Hashable], alpha: float) -> NDArr
     U is the mean negative log-likelihood of a completion's tokens.
 
     Args:
-        logprobs: N rows over completion tokens, under the weights that sampled them.
+        logprobs: N rows over completion tokens: the old ones, under the parent weights. These sampled them, unless the episodes are
+            another version's.
         keys: [N]; rows of equal key are compared: same group, agent and round.
         alpha: `advantage.nll_gain`.
     """
