@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from stores.trace_filters import pinned_by
+from stores.trace_pins import has_same_rows
 from stores.trace_tables import KEYS, TraceTables, iteration_of_table, kind_of, plain
 from stores.types import Purpose, RewardsRef, TracesRef
 
@@ -63,8 +63,7 @@ class TraceUpkeep:
     def move_pins(self, refs: Iterable[TracesRef | RewardsRef], *, is_dry_run: bool = False) -> int:
         """Moves the tags of refs to the newest version, so that older versions can be dropped; returns how many moved.
 
-        A ref stays readable and sees the same rows: rows are never changed, and a tag is not moved if rows of its key were
-        added since.
+        A ref stays readable and sees the same rows: a tag is not moved if rows of its key were added or replaced since.
         """
         num_moved = 0
         opened: dict[str, tuple[Table, Mapping[str, Any]] | None] = {}
@@ -79,7 +78,7 @@ class TraceUpkeep:
             pinned = tags.get(ref.tag)
             if pinned is None or pinned["version"] >= newest.version:
                 continue
-            if self._tables.open_pinned(ref).count_rows(pinned_by(ref)) == newest.count_rows(pinned_by(ref)):
+            if has_same_rows(newest, self._tables.open_pinned(ref), ref):
                 num_moved += 1
                 if not is_dry_run:
                     newest.tags.update(ref.tag, newest.version)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
@@ -36,7 +35,8 @@ from stores.trace_filters import (
     with_status,
     without_groups,
 )
-from stores.trace_tables import KEYS, TraceTables, episode_columns, plain
+from stores.trace_pins import pin, played_rows
+from stores.trace_tables import KEYS, TraceTables, episode_columns
 from stores.trace_upkeep import TraceUpkeep
 from stores.types import (
     Cause,
@@ -138,16 +138,17 @@ class TraceStore(TraceUpkeep):
     ) -> TracesRef:
         """Tags the present version, so that the rows of this key can be read unchanged for ever.
 
-        The same rows give the same tag, however often this is called and by whom: a repeated stage gets the same ref.
-        `excluded_groups` stay stored, but readers of the ref do not see them.
+        The same rows give the same tag, however often this is called and by whom: a repeated stage gets the same ref. Where a
+        failed episode was replaced meanwhile, the rows are others, and so is the tag. `excluded_groups` stay stored, but
+        readers of the ref do not see them.
         """
         where = equals(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
         excluded = tuple(sorted(excluded_groups))
         table = self._tables.open_iteration("episodes", run_id, iteration)
         with self._tables.naming(table.name):
-            count = _count_unique(table, "episode_id", where)
-            tag, version = _pin(table, count, run_id, f"it{iteration}", purpose, team_key)
-            num_episodes = table.count_rows(where + without_groups(excluded)) if excluded else count
+            _check_unique(table, "episode_id", where)
+            pinned = played_rows(table, where + without_groups(excluded))
+            tag, version = pin(table, pinned, run_id, f"it{iteration}", purpose, team_key, unseen=excluded)
         return TracesRef(
             uri=self.uri,
             version=version,
@@ -156,7 +157,7 @@ class TraceStore(TraceUpkeep):
             iteration=iteration,
             purpose=purpose,
             team_key=team_key,
-            num_episodes=num_episodes,
+            num_episodes=len(pinned),
             excluded_groups=excluded,
         )
 
@@ -185,7 +186,7 @@ class TraceStore(TraceUpkeep):
             episodes = [e for e in _column(of_traces, "episode_id", counted).to_pylist() if e not in left_out]
         table = self._tables.open_iteration("rewards", run_id, iteration)
         with self._tables.naming(table.name):
-            _count_unique(table, "reward_id", where)
+            _check_unique(table, "reward_id", where)
             scored = set(_column(table, "episode_id", where).to_pylist())
         missing = [e for e in episodes if e not in scored]
         if missing:
@@ -193,9 +194,9 @@ class TraceStore(TraceUpkeep):
                 f"{len(missing)} of {len(episodes)} episodes of {traces.tag} have no rewards of credit version "
                 f"{credit_version!r}, the first is {missing[0]}: run the score stage to its end"
             )
-        parts = (run_id, f"it{iteration}", purpose, traces.team_key, credit_version[:16])
+        parts = (run_id, f"it{iteration}", purpose, traces.team_key, credit_version)
         with self._tables.naming(table.name):
-            tag, version = _pin(table, len(episodes), *parts)
+            tag, version = pin(table, sorted(episodes), *parts)
         return RewardsRef(
             uri=self.uri,
             version=version,
@@ -479,26 +480,13 @@ class TraceStore(TraceUpkeep):
             return merge.execute(table, timeout=timedelta(minutes=5)).num_inserted_rows
 
 
-def _pin(table: Table, count: int, *parts: str) -> tuple[str, int]:
-    """Creates the tag of these rows, or takes the one that another process created first; returns tag and version."""
-    digest = sha256("\x1f".join(parts).encode()).hexdigest()[:8]
-    tag = plain("-".join((*parts, f"n{count}", digest)))
-    try:
-        table.tags.create(tag, table.version)
-    except RuntimeError as error:
-        if "already exists" not in str(error):
-            raise
-    return tag, table.tags.get_version(tag)
-
-
-def _count_unique(table: Table, key: str, where: str) -> int:
-    """Counts rows; ValueError if a key is there twice, which the merges of `_insert` exclude."""
+def _check_unique(table: Table, key: str, where: str) -> None:
+    """Raises ValueError if a key is there twice, which the merges of `_insert` exclude."""
     values = _column(table, key, where)
     count = len(values)
     unique = pc.count_distinct(values).as_py()
     if count != unique:
         raise ValueError(f"{count} rows but {unique} different {key} where {where}: the table must not be trained on")
-    return count
 
 
 def _column(table: Table, name: str, where: str) -> pa.ChunkedArray:

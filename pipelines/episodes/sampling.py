@@ -138,7 +138,7 @@ def sample_episodes(
 
     A repetition goes on with what is stored. Where more of it failed than the limit allows, and not by the policy, the failed
     episodes are played again under their ids and seeds and replaced: the policy does the same again, tools and timing may
-    not. Nothing was pinned before, so that no reader sees both.
+    not. What an earlier pass pinned stays as it is, and what is pinned now holds the repetitions: no reader sees both.
 
     Args:
         tasks: each gives `episodes_per_task` episodes, one GRPO group.

@@ -14,7 +14,7 @@ import pytest
 from stores.trace_tables import PAGE, table_name
 from stores.trace_upkeep import OPTIMIZE_ATTEMPTS, _optimize
 from stores.traces import TraceStore
-from stores.types import Purpose, Trace
+from stores.types import Cause, EpisodeStatus, Purpose, Trace
 
 pytestmark = pytest.mark.test
 
@@ -103,6 +103,15 @@ def test_a_moved_pin_shows_the_same_rows_and_one_with_new_rows_stays(
     assert store.move_pins([ref]) == 0, "a row of its key was added"
     assert list(store.read_traces(ref)) == [make_trace(0)]
     assert store.move_pins([replace(ref, tag="never-made"), replace(ref, iteration=9)]) == 0
+
+
+def test_a_pin_of_rows_that_were_replaced_since_stays(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
+    failed = make_trace(0, status=EpisodeStatus.INFRA_ERROR)
+    store.write_episodes([failed])
+    ref = store.pin_episodes(**KEY)
+    store.write_episodes([make_trace(0)], replaced=[Cause.INFRASTRUCTURE])
+    assert store.move_pins([ref], is_dry_run=True) == store.move_pins([ref]) == 0
+    assert list(store.read_traces(ref)) == [failed]
 
 
 def test_stray_pins_are_old_unknown_and_of_this_run(store: TraceStore, make_trace: Callable[..., Trace]) -> None:

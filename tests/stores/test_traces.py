@@ -330,6 +330,35 @@ def test_only_what_failed_is_replaced_and_what_was_pinned_stays(
     assert sorted(t.answer for t in store.read_traces(before)) == ["", "first"]
 
 
+def test_what_was_pinned_before_it_was_replaced_does_not_come_back_when_it_is_pinned_after(
+    store: TraceStore, make_trace: Callable[..., Trace]
+) -> None:
+    first = [make_trace(i) for i in (0, 1)]
+    failed = [make_trace(i, status=EpisodeStatus.INFRA_ERROR) for i in (2, 3)]
+    store.write_episodes(first)
+    pinned_first = store.pin_episodes(**KEY)
+    store.write_episodes(failed)
+    repeated = store.pin_episodes(**KEY, excluded_groups=["g1"])  # the first pass again, with nothing to play
+    with_failed = store.pin_episodes(**KEY)
+    assert {repeated.num_episodes, store.count_rows(repeated), store.count_rows(pinned_first)} == {2}
+    again = [make_trace(2), make_trace(3, status=EpisodeStatus.INFRA_ERROR, started_at=1_700_000_100.0)]
+    store.write_episodes(again, replaced=[Cause.INFRASTRUCTURE])
+    ref = store.pin_episodes(**KEY)
+    assert {t.episode_id: t for t in store.read_traces(ref)} == {t.episode_id: t for t in [*first, *again]}
+    assert {t.episode_id: t for t in store.read_traces(with_failed)} == {t.episode_id: t for t in [*first, *failed]}
+    assert store.pin_episodes(**KEY) == ref, "another driver has the same ref"
+
+
+def test_rewards_of_other_episodes_have_another_pin(
+    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    store.write_episodes([make_trace(i) for i in range(4)])
+    for left_out, scored in (("g1", (0, 1)), ("g0", (2, 3))):  # each time two episodes
+        store.write_rewards([make_rewards(make_trace(i)) for i in scored])
+        ref = _pin_rewards(store, store.pin_episodes(**KEY, excluded_groups=[left_out]))
+        assert {make_trace(i).episode_id for i in scored} <= {r.episode_id for r in store.read_rewards(ref)}
+
+
 def test_rewards_are_asked_only_of_the_causes_that_count_and_of_no_unscored_episode(
     store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
 ) -> None:
