@@ -118,7 +118,7 @@ class Scored(StageResult):
 
     rewards: RewardsRef
     credit_version: str
-    """Identity of the credit rule with its settings and code."""
+    """Identity of the credit rule with its settings and code; that of `rewards` may name run and iteration, too."""
     outcome: float
     """Mean outcome of the episodes, variants left out."""
     agents: AgentFigures

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from pipelines.evaluation.lost_tasks import LostTasks, blame_by_agent
 from pipelines.run.run import Run
+from pipelines.run.scoring import rewards_for
 from serve_apps.workflows.alone import PATH as ALONE
 from stores.explanations import find_explanation
 from stores.manifest import REMOVED
@@ -65,9 +66,7 @@ def _run_row(journal: Journal, run_id: str) -> list[str]:
 def episode_view(run: Run, episode_id: str) -> RenderableType:
     """Shows every turn of an episode with its credit."""
     trace = run.traces.get_trace(episode_id, run_id=run.run_id)
-    all_rewards = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
-    rewards = [r for r in all_rewards if r.credit_version == run.credit_version]
-    shown = _episode(trace, rewards[0] if rewards else None)
+    shown = _episode(trace, rewards_for(run, trace))
     explanation = find_explanation(run.traces_uri, trace.run_id, trace.episode_id)
     return shown if explanation is None else Group(shown, explanation_view(explanation))
 

@@ -26,6 +26,7 @@ from pipelines.report.kept_summaries import RECORD, Summaries, iteration_summary
 from pipelines.report.so_far import SoFar
 from pipelines.report.summary import run_report, trained_agents
 from pipelines.run.run import Run, plain
+from pipelines.run.scoring import rewards_for
 from pipelines.stages.table import STAGES
 from stores.explanations import newest_explanations
 from stores.files import read_file, write_file
@@ -33,7 +34,7 @@ from stores.journal import DONE
 from stores.logs import bound
 from stores.run_values import RunValue
 from stores.stage_results import Measured
-from stores.types import EpisodeRewards, Trace
+from stores.types import Trace
 
 STAGE = RECORD
 REPORT_FILES = {"json": "report.json", "html": "report.html", "timeline": "timeline.json"}
@@ -118,7 +119,7 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
         iteration,
         metrics=iteration_metrics(summary | {"trained_agents": trained_agents(run, iteration)}) | check_metrics(check),
         tags=_tags(summary, links) | check_tags(check),
-        episodes=[(trace, _rewards(run, trace)) for trace in _sample(run, iteration)],
+        episodes=[(trace, rewards_for(run, trace)) for trace in _sample(run, iteration)],
         started_at=min(row.started_at for row in rows),
         ended_at=ended_at,
     )
@@ -169,11 +170,6 @@ def _sample(run: Run, iteration: int) -> list[Trace]:
     return run.traces.find_traces(run_id=run.run_id, iteration=iteration, variant="", limit=NUM_TRACES)
 
 
-def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:
-    rewards = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
-    return next((r for r in rewards if r.credit_version == run.credit_version), None)
-
-
 def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any], dict[str, str]]:
     """Writes report.json, report.html and timeline.json from what is stored so far; returns report.json's content and the paths
     by `json`, `html` and `timeline`.
@@ -193,7 +189,7 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
 
     def shown(traces: Mapping[str, Trace], task_id: str) -> ExampleEpisode | None:
         trace = traces.get(task_id)
-        return None if trace is None else ExampleEpisode(trace=trace, rewards=_rewards(run, trace))
+        return None if trace is None else ExampleEpisode(trace=trace, rewards=rewards_for(run, trace))
 
     chosen = sorted(set(before) & set(after))[:NUM_EXAMPLES]
     timelines = summaries.timelines.latest(so_far.last)

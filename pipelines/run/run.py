@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cached_property, partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from pipelines.cluster.owner_links import stage_owner
@@ -143,6 +144,16 @@ class Run:
     def credit_version(self) -> str:
         """Identity of rule, settings and code."""
         return credit_version(self.config.credit)
+
+    def scored_version(self, iteration: int) -> str:
+        """Returns the credit version under which stage score stores rewards.
+
+        Where these depend on more than the episode, on earlier iterations of this run or on what is scored together, it
+        names run and iteration: another run that trains on the same episodes, in a shared store, must not find its rewards there.
+        """
+        if self.config.cost is None and not any(hasattr(self.credit, name) for name in ("infer", "assign_all")):
+            return self.credit_version
+        return f"{self.credit_version}-{sha256(f'{self.run_id}@{iteration}'.encode()).hexdigest()[:16]}"
 
     @property
     def team_name(self) -> str:

@@ -22,6 +22,16 @@ def assign_credit(run: Run, traces: list[Trace]) -> list[EpisodeRewards]:
     return score_traces(run.credit, traces, version=run.credit_version)
 
 
+def rewards_for(run: Run, trace: Trace) -> EpisodeRewards | None:
+    """Returns the stored rewards of an episode that the run gave or would take: its latest ones; None where there are none."""
+    stored = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
+    if not stored:
+        return None
+    by_version = {rewards.credit_version: rewards for rewards in stored}
+    own = [run.scored_version(iteration) for iteration in range(run.config.iterations, 0, -1)]
+    return next((by_version[version] for version in [*own, run.credit_version] if version in by_version), None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """How an episode ended, in the columns of its row."""

@@ -3,11 +3,13 @@
 Reads: the iteration's traces. Writes: one reward row per episode that is an outcome of the policy; those that the
 infrastructure or the workflow's author caused to fail have none. Where credit is inferred, the traces and rewards of earlier
 iterations are read, too; where costs are counted, rewards are charged with them. It can be repeated at any time.
+Rewards that depend on more than their episode are stored under a credit version that names run and iteration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pipelines.config.sections import CostConfig
 from pipelines.credit.cost import charge, mean_cost, next_multiplier
@@ -48,12 +50,13 @@ def score(run: Run, iteration: int) -> Scored:
         cost = _cost(run, iteration, limit, sampled)
         rewards = charge(rewards, traces, limit, multiplier=cost["multiplier"], mean=cost["mean"])
     refuse_hopeless(run, iteration, collected, traces, rewards)
-    run.traces.write_rewards(rewards)
+    version = run.scored_version(iteration)
+    run.traces.write_rewards([replace(reward, credit_version=version) for reward in rewards])
     pinned = run.traces.pin_rewards(
         run_id=ref.run_id,  # of the traces: another run's, where they are taken over from it
         iteration=ref.iteration,
         purpose=ref.purpose,
-        credit_version=run.credit_version,
+        credit_version=version,
         traces=ref,
         causes=COUNTED,
         unscored=authors,

@@ -32,7 +32,7 @@ def run(tmp_path: Path, make_trace: Callable[..., Trace]) -> Any:
     def trained(iteration: int) -> dict[str, Any]:
         return {"g": SimpleNamespace(version=iteration)}
 
-    return SimpleNamespace(run_id="run", traces=store, traces_uri=store.uri, trained=trained, credit_version="c")
+    return SimpleNamespace(run_id="run", traces=store, traces_uri=store.uri, trained=trained)
 
 
 def test_the_last_stored_episode_is_found_behind_a_thousand_others(run: Any) -> None:

@@ -17,6 +17,7 @@ from stage_records import scored as scored_result
 from pipelines.config.run_config import load_config
 from pipelines.run.iteration import NotDone
 from pipelines.run.run import Run
+from pipelines.run.scoring import rewards_for
 from pipelines.stages.score import score
 from serve_apps.runner import WORKFLOW_RAISED
 from stores.stage_results import Scored
@@ -127,6 +128,48 @@ def scored_run(traces: Sequence[Trace], root: Path) -> Run:
     statuses = dict(Counter(trace.status.value for trace in traces))
     finish(run, 1, collected(traces=run.traces.pin_episodes(**where), statuses=statuses))
     return run
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"cost": {"at_most": 1.0}}, {"cost": {"at_most": 1.0, "initial": 2.0}}),
+        ({}, {"cost": {"at_most": 1.0, "initial": 2.0}}),
+    ],
+)
+def test_a_run_with_costs_that_trains_on_anothers_traces_in_a_shared_store_has_rewards_of_its_own(
+    make_trace: MakeTrace, tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    shared = {"storage.root": str(tmp_path), "storage.traces": str(tmp_path / "shared")}
+    owner, other = (
+        Run(load_config(SMALL, shared | {"run": name} | changes)) for name, changes in (("a", first), ("b", second))
+    )
+    owner.open()
+    other.open()
+    where = {"run_id": "a", "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
+    owner.traces.write_episodes([trace := of_group(make_trace(0, **where))])
+    paid = []
+    for run in (owner, other):
+        finish(run, 1, collected(traces=run.traces.pin_episodes(**where), policy_versions={"team": 1}))
+        result = score(run, 1)
+        assert score(run, 1) == result
+        paid.append(list(run.traces.read_rewards(result.rewards)))
+        assert rewards_for(run, trace) == paid[-1][0], "what is shown is what was trained on"
+    ((mine,), (theirs,)) = paid
+    assert mine.outcome == theirs.outcome
+    assert all(b.reward < a.reward for a, b in zip(mine.rewards, theirs.rewards, strict=True))
+    assert rewards_for(owner, trace) == mine
+
+
+def test_only_rewards_that_depend_on_more_than_the_episode_name_run_and_iteration(tmp_path: Path) -> None:
+    where = {"storage.root": str(tmp_path)}
+    alone = Run(load_config(SMALL, where))
+    assert alone.scored_version(1) == alone.scored_version(2) == alone.credit_version
+    inner = {"path": "pipelines.credit.outcome:OutcomeShare", "settings": {"metric": "em"}}
+    inferred = {"path": "pipelines.credit.inferred:InferredReward", "settings": {"inner": inner}}
+    runs = [Run(load_config(SMALL, where | {"run": name, "credit": inferred})) for name in ("a", "b")]
+    assert len({run.credit_version for run in runs}) == 1
+    assert len({run.scored_version(iteration) for run in runs for iteration in (1, 2)}) == 4
 
 
 def emptied(trace: Trace) -> Trace:
