@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -34,20 +35,35 @@ def has_same_rows(newer: Table, pinned: Table, ref: TracesRef | RewardsRef) -> b
 
 
 def pin(
-    table: Table, rows: Sequence[str] | Sequence[tuple[str, ...]], *parts: str, unseen: Sequence[str] = ()
+    table: Table,
+    rows: Sequence[str] | Sequence[tuple[str, ...]],
+    *parts: str,
+    by_run: str,
+    unseen: Sequence[str] = (),
 ) -> tuple[str, int]:
     """Creates the tag of these rows, or takes the one that another process created first; returns tag and version.
 
     Args:
         rows: what tells the rows from all that may stand in their place; sorted.
         parts: begin the name, for people.
+        by_run: the run that pins; a tag is of one run, and its maintenance alone may drop it.
         unseen: what else makes refs to this tag differ.
     """
     digest = sha256(json.dumps([parts, rows, unseen]).encode()).hexdigest()[:16]
-    tag = plain("-".join((*parts, f"n{len(rows)}", digest)))
+    tag = plain("-".join((*parts, f"n{len(rows)}", _mark_of(by_run), digest)))
     try:
         table.tags.create(tag, table.version)
     except RuntimeError as error:
         if "already exists" not in str(error):
             raise
     return tag, table.tags.get_version(tag)
+
+
+def is_pinned_by(tag: str, run_id: str) -> bool:
+    """Says whether this run pinned the tag, whichever run the rows are of; it did not pin a tag that was made by hand."""
+    return re.search(rf"-{_mark_of(run_id)}-[0-9a-f]{{16}}$", tag) is not None
+
+
+def _mark_of(run_id: str) -> str:
+    """Returns what names a run in a tag: names of runs may begin with each other, or differ only where `plain` does not."""
+    return sha256(run_id.encode()).hexdigest()[:8]

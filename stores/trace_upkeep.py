@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from stores.trace_pins import has_same_rows
-from stores.trace_tables import KEYS, TraceTables, iteration_of_table, kind_of, plain
-from stores.types import Purpose, RewardsRef, TracesRef
+from stores.trace_pins import has_same_rows, is_pinned_by
+from stores.trace_tables import KEYS, TraceTables, iteration_of_table, kind_of
+from stores.types import RewardsRef, TracesRef
 
 if TYPE_CHECKING:
     from lancedb.table import Table
@@ -87,19 +86,18 @@ class TraceUpkeep:
     def stray_pins(
         self, run_id: str, known: Collection[str], *, older_than_s: float, tables: Iterable[str]
     ) -> dict[str, str]:
-        """Returns table by tag: the tags of this run that no ref in `known` names and that are older than this.
+        """Returns table by tag: the tags that this run pinned, that no ref in `known` names and that are older than this.
 
-        They were created by stages that died before their ref was recorded, or by hand.
+        They were created by stages that died before their ref was recorded. Tags by which other runs pinned rows of this one
+        are left out.
         """
-        purposes = "|".join(p.value for p in Purpose)
-        pattern = re.compile(rf"{re.escape(plain(run_id))}-it\d+-({purposes})-")
         strays = {}
         for name in tables:
             table = self._tables.open(name)
             ages = {v["version"]: _age(v["timestamp"]) for v in table.list_versions()}
             for tag, pinned in table.tags.list().items():
                 is_old = ages.get(pinned["version"], FOR_EVER) > timedelta(seconds=older_than_s)
-                if pattern.match(tag) and tag not in known and is_old:
+                if is_pinned_by(tag, run_id) and tag not in known and is_old:
                     strays[tag] = name
         return strays
 

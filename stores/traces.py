@@ -134,13 +134,22 @@ class TraceStore(TraceUpkeep):
         return table.drop_columns("turns").append_column("num_tokens", pa.array(counts, pa.int64()))
 
     def pin_episodes(
-        self, *, run_id: str, iteration: int, purpose: Purpose, team_key: str, excluded_groups: Sequence[str] = ()
+        self,
+        *,
+        run_id: str,
+        iteration: int,
+        purpose: Purpose,
+        team_key: str,
+        excluded_groups: Sequence[str] = (),
+        by_run: str | None = None,
     ) -> TracesRef:
         """Tags the present version, so that the rows of this key can be read unchanged for ever.
 
-        The same rows give the same tag, however often this is called and by whom: a repeated stage gets the same ref. Where a
-        failed episode was replaced meanwhile, the rows are others, and so is the tag. `excluded_groups` stay stored, but
-        readers of the ref do not see them.
+        The same rows give the same tag, however often and in whichever process a run calls this: a repeated stage gets the
+        same ref. Where a failed episode was replaced meanwhile, the rows are others, and so is the tag. `excluded_groups` stay
+        stored, but readers of the ref do not see them.
+
+        Args: by_run: the run that pins, whose maintenance may drop the tag; default the one whose rows these are.
         """
         where = equals(run_id=run_id, iteration=iteration, purpose=purpose, team_key=team_key)
         excluded = tuple(sorted(excluded_groups))
@@ -148,7 +157,8 @@ class TraceStore(TraceUpkeep):
         with self._tables.naming(table.name):
             _check_unique(table, "episode_id", where)
             pinned = played_rows(table, where + without_groups(excluded))
-            tag, version = pin(table, pinned, run_id, f"it{iteration}", purpose, team_key, unseen=excluded)
+            parts = (run_id, f"it{iteration}", purpose, team_key)
+            tag, version = pin(table, pinned, *parts, by_run=by_run or run_id, unseen=excluded)
         return TracesRef(
             uri=self.uri,
             version=version,
@@ -171,12 +181,14 @@ class TraceStore(TraceUpkeep):
         traces: TracesRef,
         causes: Sequence[Cause] | None = None,
         unscored: Collection[str] = (),
+        by_run: str | None = None,
     ) -> RewardsRef:
         """Tags the rewards of the episodes in `traces`; ValueError if some that must have rewards have none.
 
         Args:
             causes: only episodes whose failure has one of these causes must have rewards; default all.
             unscored: ids of episodes that need none either.
+            by_run: the run that pins, whose maintenance may drop the tag; default the one whose rows these are.
         """
         where = equals(run_id=run_id, iteration=iteration, purpose=purpose, credit_version=credit_version)
         left_out = set(unscored)
@@ -196,7 +208,7 @@ class TraceStore(TraceUpkeep):
             )
         parts = (run_id, f"it{iteration}", purpose, traces.team_key, credit_version)
         with self._tables.naming(table.name):
-            tag, version = pin(table, sorted(episodes), *parts)
+            tag, version = pin(table, sorted(episodes), *parts, by_run=by_run or run_id)
         return RewardsRef(
             uri=self.uri,
             version=version,

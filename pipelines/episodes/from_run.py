@@ -92,7 +92,7 @@ def adopt_traces(run: Run, iteration: int, source: TracesSource) -> Collected:
     stored = set(run.traces.stored_episodes(**where)["group_id"].to_pylist())
     before = run.iteration(iteration - 1).find(Collected)
     return Collected(
-        traces=run.traces.pin_episodes(**where, excluded_groups=sorted(stored - groups)),
+        traces=run.traces.pin_episodes(**where, excluded_groups=sorted(stored - groups), by_run=run.run_id),
         policy_versions={group: model.version for group, model in sorted(models.items())},
         statuses=dict(Counter(trace.status.value for trace in traces if not trace.variant)),
         causes=counts_by_cause(traces),

@@ -60,6 +60,7 @@ def score(run: Run, iteration: int) -> Scored:
         traces=ref,
         causes=COUNTED,
         unscored=authors,
+        by_run=run.run_id,
     )
     # Variants are played with one turn changed: they serve as baselines and would distort the figures.
     variants = {trace.episode_id for trace in traces if trace.variant}

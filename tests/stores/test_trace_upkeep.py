@@ -14,7 +14,7 @@ import pytest
 from stores.trace_tables import PAGE, table_name
 from stores.trace_upkeep import OPTIMIZE_ATTEMPTS, _optimize
 from stores.traces import TraceStore
-from stores.types import Cause, EpisodeStatus, Purpose, Trace
+from stores.types import Cause, EpisodeRewards, EpisodeStatus, Purpose, Trace
 
 pytestmark = pytest.mark.test
 
@@ -125,6 +125,30 @@ def test_stray_pins_are_old_unknown_and_of_this_run(store: TraceStore, make_trac
     store.drop_pins({stray.tag: NAME})
     assert store.stray_pins("run", [known.tag], older_than_s=0, tables=[NAME]) == {}
     assert list(store.read_traces(known)) == [make_trace(0)]
+
+
+def test_what_another_run_pinned_of_this_runs_rows_is_no_stray_pin(
+    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    store.write_episodes([make_trace(0)])
+    store.write_rewards([make_rewards(make_trace(0))])
+    mine, theirs = store.pin_episodes(**KEY), store.pin_episodes(**KEY, by_run="run-it3-train-2")
+    assert mine.tag != theirs.tag, "one run drops its own without the other's"
+    key: dict[str, Any] = {"run_id": "run", "iteration": 3, "purpose": Purpose.TRAIN, "credit_version": "c1"}
+    paid = store.pin_rewards(**key, traces=theirs, by_run="run-it3-train-2")
+    tables = store.tables("run")
+    assert store.stray_pins("run", [], older_than_s=0, tables=tables) == {mine.tag: NAME}
+    assert store.stray_pins("run-it3-train-2", [paid.tag], older_than_s=0, tables=tables) == {theirs.tag: NAME}
+
+
+def test_runs_that_share_a_table_have_stray_pins_of_their_own(
+    store: TraceStore, make_trace: Callable[..., Trace]
+) -> None:
+    store.write_episodes([make_trace(0, run_id=run_id) for run_id in ("a b", "a_b")])
+    refs = [store.pin_episodes(**{**KEY, "run_id": run_id}) for run_id in ("a b", "a_b")]
+    name = table_name("episodes", "a b", 3)
+    for run_id, ref in zip(("a b", "a_b"), refs, strict=True):
+        assert store.stray_pins(run_id, [], older_than_s=0, tables=[name]) == {ref.tag: name}
 
 
 class Contended:
