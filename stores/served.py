@@ -135,11 +135,13 @@ class ServedStore(TraceStore):
             .to_arrow()["episode_id"]
             .to_pylist()
         )
-        if not old:
-            return 0
-        # Feedback first: if this is killed in between, the episodes are still there and are found again.
-        self._tables.open("feedback").delete(f"trace_id IN ({quoted(old)})")
-        episodes.delete(f"started_at < {time_s}")
-        for name in self.schemas:  # deleted rows stay in files of older versions until these are dropped
-            self._tables.open(name).optimize(cleanup_older_than=timedelta(0))
+        if old:
+            # Feedback first: if this is killed in between, the episodes are still there and are found again.
+            self._tables.open("feedback").delete(f"trace_id IN ({quoted(old)})")
+            episodes.delete(f"started_at < {time_s}")
+        # Deleted rows stay in files of older versions until these are dropped, also those of a call that was killed before this.
+        for name in self.schemas:
+            table = self._tables.open(name)
+            if len(table.list_versions()) > 1:
+                table.optimize(cleanup_older_than=timedelta(0))
         return len(old)

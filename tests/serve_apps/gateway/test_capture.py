@@ -19,7 +19,7 @@ from serve_apps.gateway.api_keys import ApiKey, make_key, write_keys
 from serve_apps.gateway.capture import BATCH_CHARACTERS, Capture
 from serve_apps.gateway.redaction import NOT_READ, Redaction
 from serve_apps.gateway.teams import TeamRoute, TeamStores
-from stores.served import ServedStore
+from stores.served import Feedback, ServedStore
 from stores.types import SERVED, Trace
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
@@ -225,6 +225,28 @@ async def test_old_answers_are_removed_together_with_their_feedback(tiny_model: 
     assert not kept(store) and not store.feedback_on()
     files = [f for f in (tmp_path / "served").rglob("*") if f.is_file() and f.suffix == ".lance"]
     assert not any(b"a word that must go" in f.read_bytes() for f in files)
+
+
+def test_answers_that_a_killed_removal_left_on_the_disk_go_with_the_next_one(
+    tmp_path: Path, make_trace: MakeTrace
+) -> None:
+    store = ServedStore(str(tmp_path))
+    store.create()
+    store.write_judged(
+        [make_trace(0, answer="a word that must go")],
+        [Feedback(trace_id=make_trace(0).episode_id, key="key", at=1.0, comment="a word that must go")],
+    )
+    store._tables.open("feedback").delete("true")
+    store._tables.open("episodes").delete("true")  # and here it was killed
+
+    def holders() -> list[Path]:
+        return [f for f in tmp_path.rglob("*.lance") if f.is_file() and b"a word that must go" in f.read_bytes()]
+
+    assert len(holders()) == 2
+    assert store.drop_before(time.time()) == 0
+    assert holders() == []
+    left = store.newest_versions()
+    assert store.drop_before(time.time()) == 0 and store.newest_versions() == left, "nothing is done twice"
 
 
 async def test_long_answers_are_written_few_at_a_time_and_none_is_lost(
