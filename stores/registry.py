@@ -31,6 +31,8 @@ PREVIOUS = "previous"
 """The champion before the present one, to which `troupe rollback` goes back."""
 
 TEAM_FILE = "team.json"
+PAGE = 100
+"""Teams that are listed at once."""
 ALARM_TAG = "troupe.alarm."
 """Prefix of the tags that show the alarms of a version."""
 MODEL_TAG = "troupe.model_id"
@@ -135,7 +137,16 @@ class TeamRegistry:
 
     def names(self) -> list[str]:
         """Returns every team that has a version or had one, sorted."""
-        return [] if self._is_missing else sorted(m.name for m in self._client.search_registered_models())
+        if self._is_missing:
+            return []
+        names: list[str] = []
+        token = None
+        while True:
+            page = self._client.search_registered_models(max_results=PAGE, page_token=token)
+            names += [model.name for model in page]
+            token = page.token
+            if not token:
+                return sorted(names)
 
     @property
     def _client(self) -> MlflowClient:
@@ -224,12 +235,11 @@ class TeamRegistry:
 
     def _existing(self, name: str) -> str:
         """Lists the teams, or the versions and aliases of this team, for an error message."""
-        if name not in self.names():
-            return f"teams are {', '.join(map(repr, self.names())) or 'none yet'}"
+        versions = list(self._versions(name))
+        if not versions and name not in (names := self.names()):
+            return f"teams are {', '.join(map(repr, names)) or 'none yet'}"
         aliases = ", ".join(f"{a} = {v}" for a, v in sorted(self._aliases(name).items()))
-        return (
-            f"versions are {', '.join(map(str, self._versions(name))) or 'none yet'}; aliases are {aliases or 'none'}"
-        )
+        return f"versions are {', '.join(map(str, versions)) or 'none yet'}; aliases are {aliases or 'none'}"
 
 
 def _save_pyfunc(folder: Path, team: Team, code: Path) -> None:

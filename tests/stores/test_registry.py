@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stores.files import read_file, write_file
-from stores.registry import CANDIDATE, CHAMPION, PREVIOUS, TeamRegistry
+from stores.registry import CANDIDATE, CHAMPION, PAGE, PREVIOUS, TeamRegistry
 from stores.team import Team
 from stores.types import ModelVersionRef
 
@@ -120,6 +120,17 @@ def test_a_missing_team_names_what_there_is(mlflow_place: tuple[str, str]) -> No
         registry.load("present", CHAMPION)
     with pytest.raises(ValueError, match=r"no team 'present' 7 .*: versions are 1"):
         registry.set_alias("present", CHAMPION, 7)
+
+
+def test_a_team_behind_a_hundred_others_is_found_and_listed(mlflow_place: tuple[str, str]) -> None:
+    registry = TeamRegistry(*mlflow_place)
+    for number in range(PAGE):
+        registry._make_name(f"among-many-{number:03}")
+    registry.register("zz-last", _team(1))
+    registry.set_alias("zz-last", CANDIDATE, 1)
+    assert {"among-many-000", "zz-last"} <= set(registry.names()) and len(registry.names()) > PAGE
+    with pytest.raises(ValueError, match=r"no team 'zz-last' 'champoin' .*: versions are 1; aliases are candidate = 1"):
+        registry.load("zz-last", "champoin")
 
 
 def test_a_team_file_that_was_changed_after_it_was_registered_is_refused(mlflow_place: tuple[str, str]) -> None:
