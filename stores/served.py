@@ -35,6 +35,9 @@ FEEDBACK = pa.schema(
     ]
 )
 
+READER_GRACE = timedelta(hours=1)
+"""Versions that are older are dropped where nothing was deleted: nobody reads them any more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
@@ -139,9 +142,10 @@ class ServedStore(TraceStore):
             # Feedback first: if this is killed in between, the episodes are still there and are found again.
             self._tables.open("feedback").delete(f"trace_id IN ({quoted(old)})")
             episodes.delete(f"started_at < {time_s}")
-        # Deleted rows stay in files of older versions until these are dropped, also those of a call that was killed before this.
+        # Deleted rows stay in files of older versions until these are dropped. Without any, a call that was killed here may have left some.
+        grace = timedelta(0) if old else READER_GRACE
         for name in self.schemas:
             table = self._tables.open(name)
             if len(table.list_versions()) > 1:
-                table.optimize(cleanup_older_than=timedelta(0))
+                table.optimize(cleanup_older_than=grace)
         return len(old)
