@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -15,6 +14,8 @@ from stores.types import RewardsRef, TracesRef
 if TYPE_CHECKING:
     from lancedb.table import Table
 
+DIGITS = 16
+"""Of the hash in a tag's name."""
 PLAYED = ("episode_id", "status", "started_at", "duration_s")
 """Columns by which a failed episode and its repetition differ, which have the same id."""
 
@@ -49,7 +50,7 @@ def pin(
         by_run: the run that pins; a tag is of one run, and its maintenance alone may drop it.
         unseen: what else makes refs to this tag differ.
     """
-    digest = sha256(json.dumps([parts, rows, unseen]).encode()).hexdigest()[:16]
+    digest = sha256(json.dumps([parts, rows, unseen]).encode()).hexdigest()[:DIGITS]
     tag = plain("-".join((*parts, f"n{len(rows)}", _mark_of(by_run), digest)))
     try:
         table.tags.create(tag, table.version)
@@ -61,7 +62,8 @@ def pin(
 
 def is_pinned_by(tag: str, run_id: str) -> bool:
     """Says whether this run pinned the tag, whichever run the rows are of; it did not pin a tag that was made by hand."""
-    return re.search(rf"-{_mark_of(run_id)}-[0-9a-f]{{16}}$", tag) is not None
+    *_, mark, digest = ["", "", *tag.split("-")]
+    return mark == _mark_of(run_id) and len(digest) == DIGITS
 
 
 def _mark_of(run_id: str) -> str:

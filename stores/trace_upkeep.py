@@ -34,6 +34,12 @@ class TraceUpkeep:
         names = [name for name in names if self._tables.open_if_there(name) is not None]
         return [*names, *(kind for kind in KEYS if self._tables.has_earlier_rows(kind))]
 
+    def tables_with(self, refs: Iterable[TracesRef | RewardsRef]) -> list[str]:
+        """Returns the names of the tables of these refs' iterations, whichever run these are of."""
+        iterations = dict.fromkeys((ref.run_id, ref.iteration) for ref in refs)
+        names = [self._tables.name_for(kind, *iteration) for iteration in iterations for kind in KEYS]
+        return [name for name in dict.fromkeys(names) if self._tables.open_if_there(name) is not None]
+
     def compact(self, *, drop_before: Mapping[str, int], margin_s: float = 60.0) -> None:
         """Merges small files, and drops versions that are older than these and than every tagged one.
 

@@ -76,7 +76,6 @@ IN_CALLS = {
     ("serve_apps/tools/text_match.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/workflows/debate.py", "re.sub"): "without_answer",
     ("stores/types.py", "re.fullmatch"): "four digits of an id",
-    ("stores/trace_upkeep.py", "re.compile"): "tags that stages have made",
 }
 """Expressions that no constant holds: what plays them, or why nobody else writes what they read."""
 

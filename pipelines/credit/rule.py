@@ -38,7 +38,7 @@ class CreditRule(Protocol):
 
     A rule is not asked about an episode whose failure the policy caused: that gets the worst outcome, see `failed_credit`. A
     rule may say what that is by an attribute `worst_outcome` (default 0), or by a method `assign_failed(trace) -> Credit`.
-    Without that method such an episode is paid at most the least of the others' rewards, see `capped`. A rule whose method
+    Without that method such an episode is paid at most the least of the rewards that it is compared with, see `capped`. A rule whose method
     cannot know what others earn has `caps_failed = True`, so that this goes for it, too.
 
     A rule under which some agents do not train says so by a method `pays(agent) -> bool`, so that their turns are not paid
@@ -117,8 +117,11 @@ def credits_of(rule: CreditRule, traces: Sequence[Trace]) -> list[Credit]:
     if len(judged) != len(own):
         raise ValueError(f"{type(rule).__name__} gives credit to {len(judged)} episodes of {len(own)}")
     own_credits = iter(judged)
-    worst = [failed_credit(rule, trace) for trace in traces if trace.episode_id in failed]
-    failed_credits = iter(capped(worst, judged, kind=rule.kind) if caps_failed(rule) else worst)
+    worst = [(trace, failed_credit(rule, trace)) for trace in traces if trace.episode_id in failed]
+    if caps_failed(rule):
+        failed_credits = iter(capped(worst, list(zip(own, judged, strict=True)), kind=rule.kind))
+    else:
+        failed_credits = iter([credit for _, credit in worst])
     return [
         caller_credit(rule, trace, caller_scores[trace.episode_id])
         if trace.episode_id in caller_scores
@@ -145,25 +148,36 @@ def caps_failed(rule: CreditRule) -> bool:
     return bool(getattr(rule, "caps_failed", not hasattr(rule, "assign_failed")))
 
 
-def capped(failed: Sequence[Credit], judged: Sequence[Credit], *, kind: CreditKind) -> list[Credit]:
-    """Returns the credit of failed episodes, paid at most the least reward of `judged`; format penalties are apart.
+def capped(
+    failed: Sequence[tuple[Trace, Credit]], judged: Sequence[tuple[Trace, Credit]], *, kind: CreditKind
+) -> list[Credit]:
+    """Returns the credit of failed episodes: a turn earns at most what its agent earns least in the judged ones that it is compared
+    with, those of its group, or all where the group has none. Format penalties are apart.
 
     A worst outcome of 0 is more than a turn earns that loses what others had right. Of increments the last turn alone pays for
     the failure, and so much that their sum is at most the least sum.
     """
-    earned = [[_without_format(reward) for reward in credit.rewards] for credit in judged if credit.rewards]
-    if not earned:
-        return list(failed)
-    least, least_sum = min(min(values) for values in earned), min(math.fsum(values) for values in earned)
-    if kind == "returns":
-        return [replace(c, rewards=tuple(_at_most(r, least) for r in c.rewards)) for c in failed]
     credits = []
-    for credit in failed:
-        last = max(credit.rewards, key=lambda reward: reward.turn_index, default=None)
-        before = math.fsum(_without_format(reward) for reward in credit.rewards if reward is not last)
-        most = min(least, least_sum - before)
-        credits.append(replace(credit, rewards=tuple(_at_most(r, most) if r is last else r for r in credit.rewards)))
+    for trace, credit in failed:
+        of_group = [other for t, other in judged if t.group_id == trace.group_id]
+        others = of_group or [other for _, other in judged]
+        credits.append(_capped(credit, others, kind=kind))
     return credits
+
+
+def _capped(credit: Credit, others: Sequence[Credit], *, kind: CreditKind) -> Credit:
+    least: dict[str, float] = {}
+    for reward in (reward for other in others for reward in other.rewards):
+        least[reward.agent] = min(least.get(reward.agent, math.inf), _without_format(reward))
+    if not least or not credit.rewards:
+        return credit
+    if kind == "returns":
+        rewards = [_at_most(reward, least.get(reward.agent, math.inf)) for reward in credit.rewards]
+        return replace(credit, rewards=tuple(rewards))
+    *before, last = sorted(credit.rewards, key=lambda reward: reward.turn_index)
+    least_sum = min(math.fsum(map(_without_format, other.rewards)) for other in others if other.rewards)
+    most = least_sum - math.fsum(map(_without_format, before))
+    return replace(credit, rewards=(*before, _at_most(last, min(most, least.get(last.agent, math.inf)))))
 
 
 def _without_format(reward: TurnReward) -> float:
@@ -175,7 +189,7 @@ def _at_most(reward: TurnReward, most: float) -> TurnReward:
     if over <= 0:
         return reward
     parts = {**reward.breakdown, "failed": reward.breakdown.get("failed", 0.0) - over}
-    return replace(reward, reward=sum(parts.values()), breakdown=parts)
+    return replace(reward, reward=reward.reward - over, breakdown=parts)
 
 
 def failed_credit(rule: CreditRule, trace: Trace) -> Credit:

@@ -64,10 +64,23 @@ def deploy_team(run: Run, version: int, team: Team) -> dict[str, Any]:
 
 
 def deploy_alias(run: Run, alias: str) -> dict[str, Any]:
-    """Deploys the team that has an alias once no promotion is under way, so that the alias is still its when
-    requests reach it; returns and raises what `deploy_team` does, and ValueError for an unknown alias."""
+    """Deploys the team that has an alias, and again where a promotion has given it to another one meanwhile.
+
+    Returns and raises what `deploy_team` does, and ValueError for an unknown alias. The lock is held to look, and not to deploy,
+    which takes minutes: a stage `promote` waits for it.
+    """
+    version, team = _team_with(run, alias)
+    while True:
+        deployed = deploy_team(run, version, team)
+        before, (version, team) = version, _team_with(run, alias)
+        if version == before:
+            return deployed
+
+
+def _team_with(run: Run, alias: str) -> tuple[int, Team]:
+    """Returns the team that has an alias once no promotion is under way."""
     with hold_promotion(run):
-        return deploy_team(run, *run.load_team(alias))
+        return run.load_team(alias)
 
 
 def move_champion(

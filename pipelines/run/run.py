@@ -148,11 +148,9 @@ class Run:
     def scored_version(self, iteration: int) -> str:
         """Returns the credit version under which stage score stores rewards.
 
-        Where these depend on more than the episode, on earlier iterations of this run or on what is scored together, it
-        names run and iteration: another run that trains on the same episodes, in a shared store, must not find its rewards there.
+        It names run and iteration, because rewards depend on more than the episode: on `cost`, on earlier iterations, on what is
+        scored together. Another run that trains on the same episodes, in a shared store, must not find its rewards there.
         """
-        if self.config.cost is None and not any(hasattr(self.credit, name) for name in ("infer", "assign_all")):
-            return self.credit_version
         return f"{self.credit_version}-{sha256(f'{self.run_id}@{iteration}'.encode()).hexdigest()[:16]}"
 
     @property

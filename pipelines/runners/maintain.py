@@ -106,6 +106,8 @@ def plan(run: Run) -> Plan:
     kept = maintained_versions(run, rows, last_old)
     older_than_s = settings.leftover_hours * 3600
     tags = {ref.tag for ref in known}
+    # A run that is trained on another one's traces pins rows in that one's tables.
+    pinned_in = [*tables, *run.traces.tables_with(ref for ref in known if ref.run_id != run.run_id)]
     is_busy = any(row.status == RUNNING for row in rows)  # its tag may be of an old version, and its ref not kept yet
     newest = {group: max(versions, default=0) for group, versions in kept.items()}
     dropped = {
@@ -118,7 +120,9 @@ def plan(run: Run) -> Plan:
         settled=settled,
         tables=tables,
         old_refs=[ref for ref in known if ref.iteration <= last_old and not 0 < ref.iteration <= settled],
-        stray_tags={} if is_busy else run.traces.stray_pins(run.run_id, tags, older_than_s=older_than_s, tables=tables),
+        stray_tags={}
+        if is_busy
+        else run.traces.stray_pins(run.run_id, tags, older_than_s=older_than_s, tables=pinned_in),
         versions={group: versions for group, versions in mine.items() if versions},
         leftovers={
             folder: size

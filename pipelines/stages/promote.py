@@ -40,25 +40,20 @@ def _decide(run: Run, iteration: int, lease: Lease) -> Decided:
         return Decided(verdict="skipped", condition=evaluated.condition, team_version=version)
     models = run.trained(iteration)
     if evaluated.verdict == "promote":
-        compared = _compared_champion(run, evaluated)
-        models = {g: ref if g in evaluated.promotes else compared[g] for g, ref in models.items()}
-    seen = replace(
-        evaluated, candidate=evaluated.registered, promoted=None
-    )  # the figures of the team that it is kept with
-    version = register_team(run, models, iteration=iteration, evaluation=seen.to_json())
+        assert evaluated.champion is not None, "only a team that was compared with a champion may be promoted"
+        compared = evaluated.champion.policy_versions
+        models = {g: ref if g in evaluated.promotes else _of_champion(run, g, compared[g]) for g, ref in models.items()}
+    own = replace(evaluated, candidate=evaluated.registered, promoted=None)  # with the figures of this very team
+    version = register_team(run, models, iteration=iteration, evaluation=own.to_json())
     if evaluated.verdict == "promote":
         return _promote_version(run, models, version, evaluated=evaluated, lease=lease)
     return Decided(verdict=evaluated.verdict, condition=evaluated.condition, team_version=version)
 
 
-def _compared_champion(run: Run, evaluated: Evaluated) -> dict[str, ModelVersionRef]:
-    """The model versions of the champion of the evaluation, which may be champion no more."""
-    assert evaluated.champion is not None, "only a team that was compared with a champion may be promoted"
-    now = run.champion()
-    return {
-        group: now[group] if now[group].version == version else run.model_ref(group, version)
-        for group, version in evaluated.champion.policy_versions.items()
-    }
+def _of_champion(run: Run, group: str, version: int) -> ModelVersionRef:
+    """Returns the version of a model group that was the champion's in the evaluation; the champion may be another one by now."""
+    now = run.champion()[group]
+    return now if now.version == version else run.model_ref(group, version)
 
 
 def _promote_version(
@@ -72,8 +67,8 @@ def _promote_version(
     promoted = Decided(verdict="promote", condition=reason, team_version=version)
     with hold_promotion(run):
         lease.check()  # before the champion moves: another process may have taken this stage over
-        if outdated := _why_outdated(run, models, version, evaluated):
-            return Decided(verdict="inconclusive", condition=f"{reason}; {outdated}", team_version=version)
+        if (outdated := _outdated(run, models, version, evaluated)) is not None:
+            return outdated
         if how == "never":
             set_champion(run, models, version, reason=reason)
             return promoted
@@ -90,17 +85,19 @@ def _promote_version(
     return Decided(verdict=VERDICTS[canary["verdict"]], condition=condition, team_version=version)
 
 
-def _why_outdated(run: Run, models: Mapping[str, ModelVersionRef], version: int, evaluated: Evaluated) -> str:
-    """Why the team may not become the champion any more though the gate promotes it; empty where it may."""
-    assert evaluated.champion is not None, "see _compared_champion"
+def _outdated(run: Run, models: Mapping[str, ModelVersionRef], version: int, evaluated: Evaluated) -> Decided | None:
+    """Returns the decision on a team that may not become the champion any more though the gate promotes it; None where it may."""
+    assert evaluated.champion is not None, "see _decide"
     compared, champion = dict(evaluated.champion.policy_versions), _versions(run.champion())
     if champion == _versions(models):
-        return ""  # this stage moved it, was killed, and is repeated
+        return None  # this stage moved it, was killed, and is repeated
     if champion != compared:
-        return f"the champion is no longer the one that it was compared with: {compared} then, {champion} now"
+        why = f"the champion is no longer the one that it was compared with: {compared} then, {champion} now"
+        return Decided(verdict="inconclusive", condition=f"{evaluated.condition}; {why}", team_version=version)
     if any(entry["team_version"] == version for entry in history(run)):
-        return f"team version {version} has been the champion already, and was sent back"
-    return ""
+        why = f"team version {version} has been the champion already, and was sent back"
+        return Decided(verdict="reject", condition=f"{evaluated.condition}; {why}", team_version=version)
+    return None
 
 
 def _versions(models: Mapping[str, ModelVersionRef]) -> dict[str, int]:

@@ -78,6 +78,8 @@ class ServeStreams:
                     raise _too_long(delta.error)
                 if delta.finish_reason == REFUSED:
                     raise _refused(delta.error)
+                if delta.error:
+                    raise _unavailable(request, delta.error)
                 yield Delta(
                     token_ids=delta.token_ids,
                     logprobs=delta.logprobs,

@@ -174,7 +174,8 @@ class CallQueue:
                     if result.finish_reason in ANSWERS:
                         self._answer(unfinished.pop(result.key), result)
                     else:
-                        given_up = f"the engine ended a request with finish reason {result.finish_reason!r}"
+                        why = f": {result.error}" if result.error else ""
+                        given_up = f"the engine ended a request with finish reason {result.finish_reason!r}{why}"
                 self._wake()
         except asyncio.CancelledError:
             stream.cancel()

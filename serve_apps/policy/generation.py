@@ -163,6 +163,7 @@ class Generation:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+        # Of a group without an adapter these are the base's: its status, which comes along, says that nothing is live.
         routes = {group: self._routes.route(group) or Route(None, NO_VERSION) for group in sequences}
         pairs = [(group, token_ids) for group, of_group in sequences.items() for token_ids in of_group]
         outputs = await asyncio.gather(

@@ -80,11 +80,12 @@ class EpisodeServer:
         """Returns an `openai.AsyncOpenAI` for one episode; connections are shared, because a new one takes 40 ms."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        class Shared(DefaultAsyncHttpxClient):
-            async def aclose(self) -> None:
-                """Closes nothing: a program that closes its client would close those of the others."""
-
         if self._http is None:
+
+            class Shared(DefaultAsyncHttpxClient):
+                async def aclose(self) -> None:
+                    """Closes nothing: a program that closes its client would close those of the others."""
+
             self._http = Shared(trust_env=False)  # this server is never behind a proxy
         return AsyncOpenAI(base_url=base_url, api_key=key, http_client=self._http, max_retries=0)
 

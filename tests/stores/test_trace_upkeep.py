@@ -138,6 +138,7 @@ def test_what_another_run_pinned_of_this_runs_rows_is_no_stray_pin(
     paid = store.pin_rewards(**key, traces=theirs, by_run="run-it3-train-2")
     tables = store.tables("run")
     assert store.stray_pins("run", [], older_than_s=0, tables=tables) == {mine.tag: NAME}
+    assert store.tables("run-it3-train-2") == [] and store.tables_with([paid]) == tables
     assert store.stray_pins("run-it3-train-2", [paid.tag], older_than_s=0, tables=tables) == {theirs.tag: NAME}
 
 

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -344,6 +345,31 @@ def test_failing_never_pays_more_than_being_wrong_whatever_a_rule_takes_away(rul
     assert rule.kind == "increments" or max(bare[-1]) == min(bare[-1])
     assert rule.kind == "returns" or sum(bare[-1]) <= min(sum(rewards) for rewards in bare[:-1]) + 1e-9
     assert last.outcome == 0.0
+
+
+def test_failing_costs_what_the_same_agent_loses_in_the_same_group() -> None:
+    def paid(kind: str) -> list[float]:
+        turns = [trace([("planner", {}), ("searcher", {})]) for _ in range(3)]
+        earned = {"e0": (0.5, -0.2), "e1": (0.0, -1.0)}  # the second is of another group
+        rule: Any = SimpleNamespace(
+            kind=kind,
+            assign_credit=lambda t: Credit(
+                outcome=0.0, rewards=tuple(turn_reward(t, i, {"made": r}) for i, r in enumerate(earned[t.episode_id]))
+            ),
+        )
+        of = {"e0": "g", "e1": "h", "e2": "g"}
+        first, other, failed = (
+            replace(t, episode_id=name, group_id=of[name]) for t, name in zip(turns, of, strict=True)
+        )
+        failed = replace(failed, status=EpisodeStatus.TOOL_ERROR, cause=Cause.POLICY)
+        alone = replace(failed, group_id="i")
+        return [
+            [r.reward for r in score_traces(rule, [first, other, last], version="v")[-1].rewards]
+            for last in (failed, alone)
+        ]  # type: ignore[misc]
+
+    assert paid("returns") == [[0.0, -0.2], [0.0, -1.0]], "without a judged episode of its group, all count"
+    assert paid("increments") == [[0.0, -0.2], [0.0, -1.0]]
 
 
 def test_where_all_episodes_fail_or_others_earn_more_the_worst_outcome_is_paid() -> None:

@@ -221,7 +221,7 @@ def better_than(champion: int) -> Evaluated:
         ([3], (3, "inconclusive", "compared with: {'team': 1} then, {'team': 3} now")),
         ([2], (2, "promote", "gain +0.2")),
         ([2, 3], (3, "inconclusive", "compared with: {'team': 1} then, {'team': 3} now")),
-        ([2, 1], (1, "inconclusive", "team version 2 has been the champion already, and was sent back")),
+        ([2, 1], (1, "reject", "team version 2 has been the champion already, and was sent back")),
     ],
     ids=["moved by hand", "killed after it moved it", "killed, then moved by hand", "killed, then rolled back"],
 )

@@ -161,13 +161,8 @@ def test_a_run_with_costs_that_trains_on_anothers_traces_in_a_shared_store_has_r
     assert rewards_for(owner, trace) == mine
 
 
-def test_only_rewards_that_depend_on_more_than_the_episode_name_run_and_iteration(tmp_path: Path) -> None:
-    where = {"storage.root": str(tmp_path)}
-    alone = Run(load_config(SMALL, where))
-    assert alone.scored_version(1) == alone.scored_version(2) == alone.credit_version
-    inner = {"path": "pipelines.credit.outcome:OutcomeShare", "settings": {"metric": "em"}}
-    inferred = {"path": "pipelines.credit.inferred:InferredReward", "settings": {"inner": inner}}
-    runs = [Run(load_config(SMALL, where | {"run": name, "credit": inferred})) for name in ("a", "b")]
+def test_stored_rewards_name_run_and_iteration(tmp_path: Path) -> None:
+    runs = [Run(load_config(SMALL, {"storage.root": str(tmp_path), "run": name})) for name in ("a", "b")]
     assert len({run.credit_version for run in runs}) == 1
     assert len({run.scored_version(iteration) for run in runs for iteration in (1, 2)}) == 4
 
