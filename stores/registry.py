@@ -32,7 +32,7 @@ PREVIOUS = "previous"
 
 TEAM_FILE = "team.json"
 PAGE = 100
-"""Teams that are listed at once."""
+"""Teams of one request to MLflow, whose own default it is."""
 ALARM_TAG = "troupe.alarm."
 """Prefix of the tags that show the alarms of a version."""
 MODEL_TAG = "troupe.model_id"

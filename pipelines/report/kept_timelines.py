@@ -21,7 +21,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.cluster.owner_links import JOB_OWNER
-from pipelines.report.timeline import Calls, Kind, Lane, Span, StageTime, Timeline, iteration_timeline, trainer_spans
+from pipelines.report.timeline import (
+    STOPPED,
+    Calls,
+    Kind,
+    Lane,
+    Span,
+    StageTime,
+    Timeline,
+    iteration_timeline,
+    trainer_spans,
+)
 from pipelines.report.waits import Account, account
 from pipelines.run.run import Run
 from pipelines.stages.table import STAGES
@@ -168,7 +178,7 @@ def _overlapping(run: Run, iteration: int, own: Sequence[StageTime]) -> list[Sta
 
 
 def stage_time(row: StageRow, *, now: float) -> StageTime:
-    """Returns when a stage of the journal was done. One that is running lasts until `now`, or until its lease ended."""
+    """Returns when a stage of the journal was done. One that is running lasts until `now`, or until its lease ended: it was stopped."""
     is_running = row.status == RUNNING
     end = min(now, row.expires_at) if is_running or row.ended_at is None else row.ended_at
     return StageTime(
@@ -179,7 +189,7 @@ def stage_time(row: StageRow, *, now: float) -> StageTime:
         attempt=row.token,
         process=row.process,
         is_job=row.owner.startswith(JOB_OWNER),
-        status=row.status,
+        status=STOPPED if is_running and row.expires_at < now else row.status,
     )
 
 

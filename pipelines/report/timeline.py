@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from stores.journal import RUNNING
 from stores.stage_results import Trained, TrainParts
 
+STOPPED = "stopped"
 NUM_PIECES = 240
 """So many equal pieces of an iteration have a number of calls at once."""
 SHORTEST_GAP = 1 / 500
@@ -87,7 +88,7 @@ class StageTime:
     """The process that did it, and whether that is a Ray job of its own."""
     is_job: bool = False
     status: str = "done"
-    """`done`, `running` or `failed`."""
+    """`done`, `running`, `failed`, or `stopped`: nobody does it any more."""
 
     @property
     def label(self) -> str:

@@ -124,6 +124,9 @@ def test_calls_of_a_stage_that_is_still_running_are_unknown(run: Run, make_trace
     found = Timelines(run).unfinished(1)
     assert found is not None and not found.has_calls and found.stages[0].label == "collect (running)"
     assert found.stages[0].end_s == pytest.approx(time.time(), abs=5)
+    change(run, 1, "collect", expires_at=time.time() - 60)
+    found = Timelines(run).unfinished(1)
+    assert found is not None and found.is_settled and found.stages[0].label == "collect (stopped)"
 
 
 def test_the_traces_of_an_iteration_are_read_once(
