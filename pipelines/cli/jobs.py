@@ -129,6 +129,7 @@ def jobs(
     """List the jobs that were submitted to a cluster, newest first."""
     from rich.console import Console
     from rich.table import Column, Table
+    from rich.text import Text
 
     table = Table(Column("job", no_wrap=True), "status", "started", "seconds")
     for job in _api(cluster).jobs():
@@ -136,7 +137,7 @@ def jobs(
             started = datetime.fromtimestamp(job.started_at).strftime("%F %T") if job.started_at else ""
             seconds = (job.ended_at or time.time()) - job.started_at if job.started_at else 0.0
             code = f" ({job.exit_code})" if job.exit_code else ""
-            table.add_row(job.submission_id, f"{job.status}{code}", started, f"{seconds:.0f}")
+            table.add_row(*map(Text, (job.submission_id, f"{job.status}{code}", started, f"{seconds:.0f}")))
     Console().print(table)
 
 

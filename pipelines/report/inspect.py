@@ -1,4 +1,7 @@
-"""inspect: what is stored -> views for people: runs, episodes, differences, explanations; exported weights."""
+"""inspect: what is stored -> views for people: runs, episodes, differences, explanations; exported weights.
+
+What models, programs and errors say is shown as `Text`: in a plain string Rich reads `[...]` as markup.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def runs_table(journals: Sequence[Journal]) -> tuple[Table, list[str]]:
             faults.append(str(error))
             continue
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
     return table, faults
 
 
@@ -77,7 +80,7 @@ def lost_tasks_view(found: LostTasks) -> RenderableType:
         return Text(f"the candidate of iteration {found.iteration} did worse than the champion on no task")
     table = Table("agent", "episodes that it decided", "of these certainly", "cost in all")
     for blame in blame_by_agent(found.explanations):
-        table.add_row(blame.agent, str(blame.num_episodes), str(blame.num_certain), f"{blame.cost:.3f}")
+        table.add_row(Text(blame.agent), str(blame.num_episodes), str(blame.num_certain), f"{blame.cost:.3f}")
     head = (
         f"iteration {found.iteration}: the candidate did worse than the champion on {found.num_lost} tasks; "
         f"{len(found.explanations)} are explained"
@@ -95,7 +98,7 @@ def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:
         is_found = value["turn_index"] == explanation["turn_index"]
         before = "–" if value["before"] is None else f"{value['before']:.3f}"
         cells = (str(value["turn_index"]), value["agent"], before, str(value["num_replays"]))
-        table.add_row(*cells, style="bold" if is_found else None)
+        table.add_row(*map(Text, cells), style="bold" if is_found else None)
     low, high = explanation["ci95"]
     found = f"turn {explanation['turn_index']} ({explanation['agent']})"
     cost = f"{explanation['cost']:+.3f} [{low:+.3f}, {high:+.3f}]"
@@ -110,11 +113,11 @@ def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:
         ),
         table,
         Text(verdict, style="bold"),
-        Panel(Text(explanation["completion"]), title=f"{found} said", title_align="left"),
+        Panel(Text(explanation["completion"]), title=Text(f"{found} said"), title_align="left"),
     ]
     if alternative := explanation["alternative"]:
         title = f"in a replay that earned {alternative['outcome']:g} ({alternative['episode_id']})"
-        parts.append(Panel(Text(alternative["completion"]), title=title, title_align="left"))
+        parts.append(Panel(Text(alternative["completion"]), title=Text(title), title_align="left"))
     return Group(*parts)
 
 
@@ -161,10 +164,12 @@ def _episode(trace: Trace, credit: EpisodeRewards | None) -> RenderableType:
         verdict = "format ok" if turn.is_format_ok else f"format: {turn.format_fault}"
         earned = f"reward {reward.reward:+.3f} ({parts})" if reward else "no reward"
         body = Text.assemble((turn.prompt_text, "dim"), "\n", (turn.completion_text, "bold"), _options(turn))
-        panels.append(Panel(body, title=title, subtitle=f"{verdict}, {earned}", title_align="left"))
+        panels.append(Panel(body, title=Text(title), subtitle=Text(f"{verdict}, {earned}"), title_align="left"))
     for call in trace.tool_calls:
         panels.append(
-            Panel(Text(f"{call.request} -> {call.error or call.response}"), title=f"{call.call_index} {call.tool}")
+            Panel(
+                Text(f"{call.request} -> {call.error or call.response}"), title=Text(f"{call.call_index} {call.tool}")
+            )
         )
     return Group(*panels)
 

@@ -63,6 +63,10 @@ class Screen:
                     self._live.stop()
                     self._live = None
 
+    def say(self, line: str) -> None:
+        """Prints a line as it is: Rich would read `[...]` in a path or a name as markup."""
+        self.console.print(Text(line), soft_wrap=True)
+
     def iteration(self, summary: Mapping[str, Any]) -> None:
         """Shows the table of a finished iteration."""
         from pipelines.report.sections import iteration_table
@@ -70,10 +74,9 @@ class Screen:
         self.console.print(iteration_table(summary))
         for group, proof in summary.get("proofs", {}).items():
             if proof["is_indistinguishable"]:
-                self.console.print(
+                self.say(
                     f"sync: {group} v{summary['versions'][group]} differs from the version before by {proof['difference_old']:.2g} "
-                    f"nats, and the engine rounds by up to {proof['noise']:.2g}: that it is served rests on the hashes of its files",
-                    soft_wrap=True,
+                    f"nats, and the engine rounds by up to {proof['noise']:.2g}: that it is served rests on the hashes of its files"
                 )
 
     def measured(self, name: str, measured: Measured | None) -> None:
@@ -96,11 +99,11 @@ class Screen:
                 f"team version {report['team_version']}"
             )
         for path in paths:
-            self.console.print(path, soft_wrap=True)
+            self.say(path)
         if report["waits"]:
             self.console.print("[bold]the largest waits[/]")
         for number, wait in enumerate(report["waits"], 1):
-            self.console.print(f"{number}. {wait['sentence']}", soft_wrap=True, markup=False, highlight=False)
+            self.say(f"{number}. {wait['sentence']}")
 
 
 class _Line:

@@ -50,7 +50,7 @@ def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, scre
     if iteration is None:
         assert following is not None, "skipped above"
         for line in check_disk(run):
-            screen.console.print(line, soft_wrap=True)
+            screen.say(line)
         iteration = take(run, claim, otherwise=following)
     since = next(row.created_at for row in run.journal.runs() if row.run_id == run.run_id)
     return {"iteration": iteration, "model_groups": list(run.config.model_groups), "since": since}

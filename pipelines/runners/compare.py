@@ -69,7 +69,7 @@ def compare_with_one(run: Run, *, address: str = "", screen: Screen) -> dict[str
         found = watchdog.watch(partial(_compare, run, alone, before, after))
     write_file(comparison_place(run), json.dumps(found, indent=2).encode())
     write_reports(run)
-    screen.console.print(found["sentence"], soft_wrap=True, markup=False)
+    screen.say(found["sentence"])
     return found
 
 

@@ -58,7 +58,7 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
         make_version_zero(run, progress=progress)
     todo = unfinished_iterations(run)
     for line in check_disk(run) if todo else ():
-        screen.console.print(line, soft_wrap=True)
+        screen.say(line)
     with _Records(run) as records:
         if todo or run.iteration(config.iterations).find(Measured) is None:
             _start_workers(run, todo, screen)

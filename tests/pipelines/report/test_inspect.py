@@ -1,4 +1,4 @@
-"""`troupe diff` finds an episode of both versions however many others of the same task are stored."""
+"""Views of what is stored: `troupe diff` finds an episode of both versions among many others, and text is shown as it is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from pipelines.report.inspect import diff_view
+from pipelines.report.inspect import diff_view, episode_view, explanation_view, runs_table
 from serve_apps.workflows.alone import PATH as ALONE
+from stores.journal import Journal, StageKey
 from stores.traces import TraceStore
 from stores.types import Purpose, Trace
 
@@ -36,9 +37,7 @@ def run(tmp_path: Path, make_trace: Callable[..., Trace]) -> Any:
 
 
 def test_the_last_stored_episode_is_found_behind_a_thousand_others(run: Any) -> None:
-    console = Console(record=True, width=200)
-    console.print(diff_view(run, "t0", 0, 2))
-    text = console.export_text()
+    text = shown(diff_view(run, "t0", 0, 2))
     assert "the first one's" in text and "the last one's" in text and "gate of iteration 3" in text
 
 
@@ -53,7 +52,45 @@ def test_the_control_of_the_same_versions_is_not_shown_for_the_team(run: Any) ->
     late = run.traces.get_trace("late", run_id="run")
     alone = replace(late, episode_id="alone", purpose=Purpose.TEST, workflow=ALONE, answer="the control's")
     run.traces.write_episodes([alone])
-    console = Console(record=True, width=200)
-    console.print(diff_view(run, "t0", 0, 2))
-    text = console.export_text()
+    text = shown(diff_view(run, "t0", 0, 2))
     assert "the last one's" in text and "the control's" not in text
+
+
+@pytest.mark.parametrize("said", ["[/INST]", "see [step 1]", "[bold]4[/bold] \\"])
+def test_brackets_in_what_models_tools_and_errors_say_are_shown_as_they_are(
+    run: Any, make_trace: Callable[..., Trace], said: str
+) -> None:
+    trace = make_trace(0)
+    turn = replace(trace.turns[0], completion_text=said, is_format_ok=False, format_fault=f"text outside: {said}")
+    call = replace(trace.tool_calls[0], tool=said)
+    run.traces.write_episodes([replace(trace, episode_id="e", turns=(turn,), tool_calls=(call,), error=said)])
+    text = shown(episode_view(run, "e"))
+    assert f"text outside: {said}, no reward" in text and f"{call.call_index} {said}" in text
+    assert text.count(said) == 4
+
+
+def test_brackets_in_the_error_of_a_stage_are_shown_as_they_are(tmp_path: Path) -> None:
+    journal = Journal(f"sqlite:///{tmp_path}/journal.db")
+    journal.begin_run("r", "hash", "{}")
+
+    def fail(lease: Any) -> dict[str, Any]:
+        raise ValueError("nothing ends [/INST] or [step 1]")
+
+    with pytest.raises(ValueError, match="nothing ends"):
+        journal.once(StageKey("r", 1, "score"), fail)
+    table, faults = runs_table([journal])
+    assert "nothing ends [/INST] or [step 1]" in shown(table) and not faults
+
+
+def test_brackets_in_an_explanation_are_shown_as_they_are() -> None:
+    value = {"turn_index": 0, "agent": "[a]", "before": 0.5, "num_replays": 16}
+    found = {"values": [value], "turn_index": 0, "agent": "[a]", "ci95": [-0.5, -0.1], "cost": -0.3, "before": 0.5}
+    found |= {"after": 0.2, "is_certain": True, "episode_id": "e", "outcome": 0.0, "num_replays": 16}
+    text = shown(explanation_view({**found, "completion": "[/a]", "alternative": None}))
+    assert "│ [a]" in text and "turn 0 ([a]) said" in text and "[/a]" in text
+
+
+def shown(view: RenderableType) -> str:
+    console = Console(record=True, width=200)
+    console.print(view)
+    return console.export_text()

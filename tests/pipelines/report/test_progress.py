@@ -47,7 +47,7 @@ def test_a_stage_that_fails_leaves_no_line_behind() -> None:
 def shown_result(report: dict[str, Any]) -> list[str]:
     console = Console(file=StringIO(), width=200, force_terminal=True, color_system=None)
     with console.capture() as text:
-        Screen(console).result(report, ["runs/demo/report.json", "runs/demo/timeline.json"])
+        Screen(console).result(report, ["runs/[demo]/report.json", "runs/demo/timeline.json"])
     return text.get().splitlines()
 
 
@@ -58,7 +58,7 @@ def test_the_largest_waits_are_the_last_lines_after_the_files() -> None:
     ]
     report = {"before": None, "after": None, "waits": [{"sentence": wait} for wait in waits]}
     assert shown_result(report) == [
-        "runs/demo/report.json",
+        "runs/[demo]/report.json",
         "runs/demo/timeline.json",
         "the largest waits",
         f"1. {waits[0]}",
