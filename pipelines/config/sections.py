@@ -359,8 +359,8 @@ class EvaluateConfig(Settings):
     episodes_per_task: int = Field(1, ge=1)
     """The number of episodes per task: the k of avg@k and pass@k."""
     temperature: float | None = Field(None, ge=0)
-    """The sampling temperature of all agents in evaluations; 0: greedily, always the most likely token; null: as in
-    training."""
+    """The sampling temperature of all agents in evaluations; 0: greedily, always the most likely token, but for a
+    `control`, whose answers would be all alike; null: as in training."""
     bootstrap_samples: int = Field(10_000, ge=100)
     """The number of bootstrap samples of a confidence interval."""
     confidence: float = Field(0.95, gt=0, lt=1)

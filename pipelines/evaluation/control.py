@@ -71,6 +71,7 @@ def control_spec(run: Run, team: Played, budget: float) -> TeamSpec:
         "budget_tokens": budget,
     }
     workflow = load_workflow(ALONE, of_workflow)
+    temperature = run.config.evaluate.temperature or None  # not 0: the same answer again and again is no second opinion
     versions = {group: team.models[group].version}
     return TeamSpec(
         workflow=ALONE,
@@ -78,7 +79,7 @@ def control_spec(run: Run, team: Played, budget: float) -> TeamSpec:
         group_of={agent: group},
         tokenizers={group: team.models[group]},
         max_model_len={group: run.config.serve_config(group).max_model_len},
-        sampling={agent: run.sampling(agent, workflow.agents[agent], run.config.evaluate.temperature)},
+        sampling={agent: run.sampling(agent, workflow.agents[agent], temperature)},
         policy_versions=versions,
         team_key=team_key(
             workflow=ALONE,

@@ -99,6 +99,16 @@ def test_the_control_has_the_agents_model_prompt_and_sampling_and_episodes_of_it
     assert len(keys) == 3
 
 
+def test_the_control_of_a_greedy_team_samples_as_in_training(tmp_path: Path) -> None:
+    from pipelines.evaluation.control import control_spec
+
+    for temperature, expected in ((0, 1.0), (0.5, 0.5), (None, 1.0)):
+        changes = {"evaluate.control": {"agent": "solver"}, "evaluate.temperature": temperature}
+        run = Run(load_config(SMALL, {"storage.root": str(tmp_path), **changes}))
+        spec = control_spec(run, OneModel({"team": model_ref("team", 3)}), 24.5)  # type: ignore[arg-type]
+        assert spec.sampling["solver"].temperature == expected
+
+
 def test_the_tokens_of_an_episode_are_those_of_all_its_turns(make_trace: MakeTrace) -> None:
     from pipelines.evaluation.control import mean_tokens
 
