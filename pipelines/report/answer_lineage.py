@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.episodes.from_service import copy_id, has_store, served_group, taken_ids
-from pipelines.report.lineage import lineage_of_episode, lineage_of_team, shaped_by_group
+from pipelines.episodes.from_service import copy_id, has_store, taken_ids
+from pipelines.report.lineage import lineage_of_episode, lineage_of_team, shaped_by_episode
 from pipelines.run.run import Run
 from stores.served import ServedStore
 from stores.stage_results import Collected
@@ -81,10 +81,9 @@ def _shaped(run: Run, trace_id: str) -> dict[str, Any] | None:
     for iteration in range(1, run.config.iterations + 1):
         if trace_id in taken_ids(run, iteration):
             collected = run.iteration(iteration).find(Collected)
-            key = None if collected is None else collected.traces.team_key
-            return {
-                "iteration": iteration,
-                "episode_id": None if key is None else copy_id(run, iteration, trace_id, team_key=key),
-                **shaped_by_group(run, iteration, served_group(run, iteration)),
-            }
+            if collected is None:
+                return {"iteration": iteration, "episode_id": None, "trained": {}, "teams": []}
+            copy = copy_id(run, iteration, trace_id, team_key=collected.traces.team_key)
+            shaped = shaped_by_episode(run, run.traces.get_trace(copy, run_id=run.run_id))
+            return {"iteration": iteration, "episode_id": copy, **shaped}
     return None

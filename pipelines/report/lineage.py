@@ -1,13 +1,14 @@
 """lineage: a team version -> the models, iterations, episodes and rewards that shaped it; an episode -> what it shaped.
 
     team ── models ── parents ──> iterations ──> traces@v, rewards@v, evaluation, DAG runs and Ray jobs      down
-    episode ──> the iteration that trained on it ──> model versions ── children ──> teams                     up
+    episode ──> the iteration whose trainers had rows of it ──> model versions ── children ──> teams                     up
 
 Read from manifests, journal and registry; nothing is recorded for it. For an answer of the gateway see answer_lineage.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from pipelines.cluster.owner_links import owner_links
@@ -18,14 +19,17 @@ from stores.manifest import REMOVED, Manifest
 from stores.served import ServedStore
 from stores.stage_results import Collected, Evaluated, Scored
 from stores.team import Team, TeamVersion
-from stores.types import SERVED, ModelVersionRef, Purpose
+from stores.types import SERVED, EpisodeRewards, ModelVersionRef, Purpose, Trace
+from train_loops.baselines import sibling_turns
+from train_loops.config import BASELINE_ALGORITHMS
+from train_loops.rows import Funnel
 
 
 def lineage_of_team(run: Run, version: int, team: Team) -> dict[str, Any]:
     """Collects what led to a team version: {"team", "models", "iterations", "episodes"}, the oldest iteration first.
 
-    `episodes` counts those that its models were trained on, those among them that callers gave feedback on, and its own
-    answers of the gateway that are kept.
+    `episodes` counts those that were scored for the training of its models (`scored`: variants that others were compared with
+    are among them), those that callers gave feedback on, and its own answers of the gateway that are kept.
     """
     models, iterations = {}, set[int]()
     for group, ref in sorted(team.models.items()):
@@ -53,7 +57,7 @@ def lineage_of_team(run: Run, version: int, team: Team) -> dict[str, Any]:
         "models": models,
         "iterations": data,
         "episodes": {
-            "trained_on": sum(entry["traces"]["num_episodes"] for entry in data if entry["traces"]),
+            "scored": sum(entry["rewards"]["num_episodes"] for entry in data if entry["rewards"]),
             "from_service": sum(entry["from_service"] for entry in data),
             "answers_kept": ServedStore(run.served_uri).kept_of(run.team_name, version) if has_store(run) else 0,
         },
@@ -66,28 +70,29 @@ def lineage_of_episode(run: Run, episode_id: str) -> dict[str, Any]:
     Raises ValueError for an unknown episode.
     """
     trace = run.traces.get_trace(episode_id, run_id=run.run_id)
-    iteration = trace.iteration
     learns = trace.purpose is Purpose.TRAIN and trace.run_id == run.run_id
     return {
         "episode": {
             "episode_id": trace.episode_id,
             "task_id": trace.task.task_id,
-            "iteration": iteration,
+            "iteration": trace.iteration,
             "purpose": trace.purpose.value,
             "status": trace.status.value,
             "policy_versions": dict(trace.policy_versions),
             "answer": trace.outcome_metadata.get(SERVED, {}).get("trace_id"),
         },
-        **(shaped_by_group(run, iteration, trace.group_id) if learns else {"trained": {}, "teams": []}),
+        **(shaped_by_episode(run, trace) if learns else {"trained": {}, "teams": []}),
     }
 
 
-def shaped_by_group(run: Run, iteration: int, group_id: str) -> dict[str, Any]:
-    """What an iteration made of the episodes of a group: {"trained", "teams"}; both empty where it left them out."""
+def shaped_by_episode(run: Run, trace: Trace) -> dict[str, Any]:
+    """What its iteration made of one of its episodes: {"trained", "teams"}; both empty where no trainer had a row of it."""
     trained: dict[str, list[int]] = {}
-    results = run.iteration(iteration).find_trained() if _is_pinned(run, iteration, group_id) else {}
+    iteration = trace.iteration
+    results = run.iteration(iteration).find_trained() if _is_pinned(run, trace) else {}
+    rewards = _rewards(run, trace)
     for group, result in results.items():
-        if result.model.version == iteration:
+        if result.model.version == iteration and _has_rows(run, trace, rewards, group):
             trained[group] = [iteration, *_descendants(run, group, iteration)]
     teams = [
         {"version": team.version, "aliases": team.aliases, "policy_versions": dict(team.policy_versions)}
@@ -161,10 +166,36 @@ def _iteration(run: Run, number: int) -> dict[str, Any]:
     }
 
 
-def _is_pinned(run: Run, iteration: int, group_id: str) -> bool:
-    """Whether the iteration trained on this group's episodes."""
-    collected = run.iteration(iteration).find(Collected)
-    return collected is not None and group_id not in collected.traces.excluded_groups
+def _is_pinned(run: Run, trace: Trace) -> bool:
+    """Whether trainers were given the episode's group."""
+    collected = run.iteration(trace.iteration).find(Collected)
+    return collected is not None and trace.group_id not in collected.traces.excluded_groups
+
+
+def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:
+    """Returns the rewards that the episode's iteration trained with."""
+    scored = run.iteration(trace.iteration).find(Scored)
+    if scored is None:
+        return None
+    every = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
+    return next((rewards for rewards in every if rewards.credit_version == scored.rewards.credit_version), None)
+
+
+def _has_rows(run: Run, trace: Trace, rewards: EpisodeRewards | None, group: str) -> bool:
+    """Whether the trainer of a model group had a row of the episode, by the rules of `train_loops.rows`."""
+    settings = run.config.train_config(group)
+    turns = _sibling_turns(run, trace) if settings.algorithm in BASELINE_ALGORITHMS else ()
+    funnel = Funnel(model_group=group, train_mixed_versions=settings.train_mixed_versions)
+    funnel.see(trace, rewards, sibling_turns=turns)
+    return any(counts["scored"] for counts in funnel.counts.values())
+
+
+def _sibling_turns(run: Run, trace: Trace) -> Collection[int]:
+    """Returns the turns of a variant that train; none of an episode that is no variant, whose turns all do."""
+    if not trace.variant:
+        return ()
+    pinned = run.traces.read_traces(run.iteration(trace.iteration).collected.traces)
+    return sibling_turns([other for other in pinned if other.group_id == trace.group_id]).get(trace.episode_id, ())
 
 
 def _team_version(run: Run, version: int) -> TeamVersion:

@@ -14,6 +14,7 @@ from pipelines.report.answer_lineage import lineage_of_id
 from pipelines.report.lineage import lineage_of_episode, lineage_of_team
 from pipelines.run.run import Run
 from pipelines.stages.promote import register_team
+from pipelines.stages.running import run_stage
 from stores.manifest import Probe
 from stores.served import ServedStore
 from stores.types import SERVED, Purpose
@@ -35,6 +36,7 @@ def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     _, taken = take(run)
     pinned = run.traces.pin_episodes(run_id=run.run_id, iteration=1, purpose=Purpose.TRAIN, team_key=taken[0].team_key)
     finish(run, 1, collected(traces=pinned, policy_versions={GROUP: 0}))
+    run_stage(run, "score", 1)
     ref = run.weights.commit(
         Path(models[GROUP].uri.removeprefix("file://")),
         model_group=GROUP,
@@ -78,8 +80,8 @@ def test_an_answer_that_nobody_learnt_from_says_so(run: Run) -> None:
 
 def test_a_team_says_how_many_episodes_and_answers_of_callers_are_behind_it(run: Run) -> None:
     first, second = (lineage_of_team(run, *run.registry.load(run.team_name, version)) for version in (1, 2))
-    assert first["episodes"] == {"trained_on": 0, "from_service": 0, "answers_kept": 3}
-    assert second["episodes"] == {"trained_on": 2, "from_service": 2, "answers_kept": 0}
+    assert first["episodes"] == {"scored": 0, "from_service": 0, "answers_kept": 3}
+    assert second["episodes"] == {"scored": 2, "from_service": 2, "answers_kept": 0}
     assert [one["from_service"] for one in second["iterations"]] == [0, 2]
 
 
