@@ -54,6 +54,8 @@ class _Results:
     """By model group."""
     team: TrainedTeam | None
     """Where one stage trained all model groups."""
+    trains_in_turn: bool
+    """Model groups trained one after another: in one stage, or on the GPUs of a shared pool."""
     synced: Synced
     evaluated: Evaluated
     decided: Decided
@@ -70,7 +72,7 @@ class _Results:
     def learning_seconds(self) -> float:
         """Forward and backward passes of the slowest model group; of all, where they are trained one after another."""
         each = [_learning_seconds(trained.metrics) for trained in self.trained.values()]
-        return sum(each) if self.team is not None else max(each)
+        return sum(each) if self.trains_in_turn else max(each)
 
 
 def figures_of_iteration(run: Run, number: int) -> dict[str, Any] | None:
@@ -79,7 +81,7 @@ def figures_of_iteration(run: Run, number: int) -> dict[str, Any] | None:
     They have the form of `report.ReportData.iterations`, without the warnings, and `source`: the other run's iteration whose
     traces it was trained on, or None.
     """
-    results = _results(run.iteration(number))
+    results = _results(run, run.iteration(number))
     if results is None:
         return None
     seconds = _seconds(run, number)
@@ -107,7 +109,7 @@ def trained_agents(run: Run, number: int) -> dict[str, dict[str, dict[str, float
     return {group: _learned(trained) for group, trained in run.iteration(number).trained.items() if trained.agents}
 
 
-def _results(iteration: Iteration) -> _Results | None:
+def _results(run: Run, iteration: Iteration) -> _Results | None:
     """None while any stage of the iteration is not done."""
     decided, evaluated = iteration.find(Decided), iteration.find(Evaluated)
     collected, scored, synced = iteration.find(Collected), iteration.find(Scored), iteration.find(Synced)
@@ -118,6 +120,7 @@ def _results(iteration: Iteration) -> _Results | None:
         scored=scored,
         trained=iteration.trained,
         team=iteration.find_team(),
+        trains_in_turn=iteration.is_team_trained or run.config.pool == "shared",
         synced=synced,
         evaluated=evaluated,
         decided=decided,

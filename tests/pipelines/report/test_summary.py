@@ -1,0 +1,37 @@
+"""Figures of an iteration from the results of its stages, in a real journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage_records import collected, decided, evaluated, finish, scored, synced, trained
+
+from pipelines.config.run_config import load_config
+from pipelines.report.summary import figures_of_iteration
+from pipelines.run.run import Run
+
+pytestmark = pytest.mark.test
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+TWO_GROUPS = {
+    "a": {"agents": ["solver", "refiner"], "tiny_model": {"hidden_size": 64}},
+    "b": {"agents": ["verifier", "finalizer"], "tiny_model": {"hidden_size": 64}},
+}
+GPUS = {"serve.gpus": 0.5, "train.gpus_per_worker": 0.5}
+
+
+@pytest.mark.parametrize(("pool", "seconds"), [("shared", 3e-6), ("separate", 2e-6)])
+def test_groups_that_train_on_the_same_gpus_train_one_after_another(tmp_path: Path, pool: str, seconds: float) -> None:
+    changes: dict[str, Any] = {"storage.root": str(tmp_path), "model_groups": TWO_GROUPS, "pool": pool, **GPUS}
+    run = Run(load_config(SMALL, changes))
+    run.begin()
+    results = (collected(sampling_seconds=0.0), scored(), synced(), evaluated(sampling_seconds=0.0), decided())
+    for result in results:
+        finish(run, 1, result)
+    for group, learnt in (("a", 1e-6), ("b", 2e-6)):
+        finish(run, 1, trained(group, metrics={"train/update_s": learnt}), group)
+    figures = figures_of_iteration(run, 1)
+    assert figures is not None and figures["metrics"]["training_seconds"] == pytest.approx(seconds)
+    assert 1 - figures["metrics"]["overhead_share"] == pytest.approx(seconds / figures["seconds"]["total"], abs=1e-12)
