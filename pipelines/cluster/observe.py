@@ -1,6 +1,7 @@
 """observe: finished stages and stored episodes -> points for Prometheus and lines in the log.
 
 journal rows of an iteration ──> stage_points      (once per attempt, whichever process sends them)
+the champion ──────────────────> send_champion     (where it moves, and at the end of each stage)
 stored episodes ─────────────> episode_points, log_failed
 """
 
@@ -13,7 +14,7 @@ from typing import Any
 from stores.journal import DONE, FAILED, LOCK, StageRow
 from stores.logs import Sparingly, bound
 from stores.metrics import Point, send
-from stores.stage_results import Decided, Evaluated, Synced, Trained, TrainedTeam, result_of
+from stores.stage_results import Evaluated, Synced, Trained, TrainedTeam, result_of
 from stores.types import SOUND, Trace
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,14 @@ def send_stage_points(rows: Iterable[StageRow]) -> None:
         if row.stage != LOCK and row.status in (DONE, FAILED) and key not in _sent:
             send(stage_points(row), key=key)
             _sent.add(key)
+
+
+def send_champion(run_id: str, version: int) -> None:
+    """Sends which team version is the champion; it has moved already, so that no fault of the cluster may fail the move."""
+    try:
+        send([("troupe_champion_version", version, {"run": run_id})])
+    except Exception as error:  # noqa: BLE001 - Ray raises errors of many kinds where a cluster goes away
+        logger.warning("the champion's version could not be sent: %s", error)
 
 
 def stage_points(row: StageRow) -> list[Point]:
@@ -111,8 +120,6 @@ def _result_points(row: StageRow, ref: Mapping[str, Any], run: dict[str, str]) -
             return _synced_points(synced, run)
         case Evaluated() as evaluated:
             return _evaluated_points(evaluated, run)
-        case Decided(verdict="promote", team_version=int(version)):
-            return [("troupe_champion_version", version, run)]
         case None if "watch" in ref:  # the stage `record`
             return check_points(row.run_id, ref["watch"])
         case _:

@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipelines.cluster.observe import send_stage_points
+from pipelines.cluster.observe import send_champion, send_stage_points
+from pipelines.run.champions import champion_version
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
 from pipelines.stages.table import Stage, StageCall, stage_named
@@ -56,6 +57,8 @@ def run_stage(
     finally:
         # A stage that never connects to Ray (score, promote) has its points sent by the next one that does.
         send_stage_points(row for k in (iteration - 1, iteration) for row in run.journal.stages(run.run_id, k))
+        if (champion := champion_version(run)) is not None:  # promote may have moved it in a process without Ray
+            send_champion(run.run_id, champion)
 
 
 def _alone(run: Run, stage: Stage) -> AbstractContextManager[Lease] | None:

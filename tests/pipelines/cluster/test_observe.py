@@ -59,7 +59,6 @@ def test_each_stage_shows_its_result_under_declared_names_and_tags(rows: dict[st
     assert values(points, "troupe_trained_rows") == {"a": 96}
     assert values(points, "troupe_logprob_gap_max") == {"a": 2e-6}
     assert values(points, "troupe_accuracy") == {"candidate": 0.6, "champion": 0.5}
-    assert values(points, "troupe_champion_version") == {"": 4}
 
 
 def test_a_train_task_of_the_whole_team_shows_every_model_group(tmp_path: Path) -> None:
