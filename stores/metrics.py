@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stores.placement import ON_HEAD
+from stores.stage_results import Collected, Evaluated, Measured
 
 NAMESPACE = "troupe"
 ACTOR_NAME = "meter"
@@ -37,8 +38,8 @@ class Metric:
     tags: tuple[str, ...]
     bounds: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets."""
-    is_passing: bool = False
-    """Says that a gauge describes a running stage: it is set to 0 when a stage of the run ends, whose process may have died."""
+    ends_with: tuple[str, ...] = ()
+    """The stages that a gauge describes while they run: it is set to 0 when one of the run ends, whose process may have died."""
 
     @property
     def exported(self) -> str:
@@ -73,7 +74,7 @@ METRICS = {
             kind="gauge",
             help="Episodes that a collector runs at once.",
             tags=("run", "collector"),
-            is_passing=True,
+            ends_with=(Collected.STAGE, Evaluated.STAGE, Measured.STAGE),
         ),
         Metric(
             name="troupe_tokens",
@@ -173,7 +174,7 @@ class Meter:
             self._metrics[metric.name].inc(value, tags)
         if metric.name == "troupe_stages":
             for name, gauge_tags in list(self._gauges):
-                if METRICS[name].is_passing and ("run", tags["run"]) in gauge_tags:
+                if tags["stage"] in METRICS[name].ends_with and ("run", tags["run"]) in gauge_tags:
                     self._set(name, gauge_tags, 0.0)
 
     def _set(self, name: str, tags: frozenset[tuple[str, str]], value: float) -> None:

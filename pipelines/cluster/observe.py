@@ -1,6 +1,7 @@
 """observe: finished stages and stored episodes -> points for Prometheus and lines in the log.
 
 journal rows of an iteration ──> stage_points      (once per attempt, whichever process sends them)
+those of the later ones, too ──> send_iteration    (at the end of each stage)
 the champion ──────────────────> send_champion     (where it moves, and at the end of each stage)
 stored episodes ─────────────> episode_points, log_failed
 """
@@ -24,11 +25,18 @@ _sent: set[str] = set()
 
 def send_stage_points(rows: Iterable[StageRow]) -> None:
     """Sends the points of every attempt that ended; those sent before, by whatever process, count once."""
-    for row in rows:
+    for row in filter(_has_ended, rows):
         key = f"{row.run_id}/{row.iteration}/{row.stage}/{row.model_group}/{row.token}/{row.started_at}"
-        if row.stage != LOCK and row.status in (DONE, FAILED) and key not in _sent:
+        if key not in _sent:
             send(stage_points(row), key=key)
             _sent.add(key)
+
+
+def send_iteration(rows: Sequence[StageRow]) -> None:
+    """Sends the latest iteration with an ended stage. Where iterations overlap, that is not the one whose stage ended last."""
+    latest = max(filter(_has_ended, rows), key=lambda row: row.iteration, default=None)
+    if latest is not None:
+        send([("troupe_iteration", latest.iteration, {"run": latest.run_id})])
 
 
 def send_champion(run_id: str, version: int) -> None:
@@ -46,7 +54,6 @@ def stage_points(row: StageRow) -> list[Point]:
     points: list[Point] = [
         ("troupe_stages", 1, {**stage, "outcome": row.status}),
         ("troupe_stage_seconds", row.seconds or 0.0, stage),
-        ("troupe_iteration", row.iteration, run),
     ]
     if row.status == DONE and row.ref is not None:
         points += _result_points(row, row.ref, run)
@@ -108,6 +115,10 @@ def log_failed(traces: Iterable[Trace], *, is_last: bool = True) -> None:
                 )
     if is_last:
         _failures.close()
+
+
+def _has_ended(row: StageRow) -> bool:
+    return row.stage != LOCK and row.status in (DONE, FAILED)
 
 
 def _result_points(row: StageRow, ref: Mapping[str, Any], run: dict[str, str]) -> list[Point]:

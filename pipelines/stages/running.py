@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipelines.cluster.observe import send_champion, send_stage_points
+from pipelines.cluster.observe import send_champion, send_iteration, send_stage_points
 from pipelines.run.champions import champion_version
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
@@ -55,10 +55,17 @@ def run_stage(
     try:
         return stage.parse(watchdog.once(_logged(work), alone=_alone(run, stage)))
     finally:
-        # A stage that never connects to Ray (score, promote) has its points sent by the next one that does.
-        send_stage_points(row for k in (iteration - 1, iteration) for row in run.journal.stages(run.run_id, k))
-        if (champion := champion_version(run)) is not None:  # promote may have moved it in a process without Ray
-            send_champion(run.run_id, champion)
+        _send_points(run, iteration)
+
+
+def _send_points(run: Run, iteration: int) -> None:
+    """Sends what Prometheus shows of the run; a stage that never connects to Ray (score, promote) leaves it to the next one."""
+    last = iteration + run.config.loop.max_lag  # so far iterations may overlap
+    rows = [row for k in range(iteration - 1, last + 1) for row in run.journal.stages(run.run_id, k)]
+    send_stage_points(rows)
+    send_iteration(rows)
+    if (champion := champion_version(run)) is not None:
+        send_champion(run.run_id, champion)
 
 
 def _alone(run: Run, stage: Stage) -> AbstractContextManager[Lease] | None:

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 import stage_records as records
 
+from pipelines.cluster import observe
 from pipelines.cluster.observe import episode_points, log_failed, stage_points
+from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
+from pipelines.stages.running import run_stage
 from stores.journal import Journal, StageKey, StageRow
 from stores.metrics import METRICS, send
 from stores.stage_results import StageResult, TrainedTeam
@@ -18,6 +22,7 @@ from stores.types import Cause, EpisodeStatus, Purpose
 
 pytestmark = pytest.mark.fast
 
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 FIGURES = {"trained_rows": 96.0, "logprob_gap_mean": 1e-7, "logprob_gap_max": 2e-6, "kl": 0.1}
 METRICS_OF_TRAINING = {f"train/{name}": value for name, value in FIGURES.items()}
 RESULTS: tuple[StageResult, ...] = (
@@ -59,6 +64,22 @@ def test_each_stage_shows_its_result_under_declared_names_and_tags(rows: dict[st
     assert values(points, "troupe_trained_rows") == {"a": 96}
     assert values(points, "troupe_logprob_gap_max") == {"a": 2e-6}
     assert values(points, "troupe_accuracy") == {"candidate": 0.6, "champion": 0.5}
+
+
+def test_the_end_of_an_earlier_iterations_training_does_not_turn_the_iteration_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(observe, "send", lambda points, key="": sent.extend(points))
+    changes = {"storage.root": str(tmp_path), "loop.max_lag": 1, "evaluate.every": 1}
+    run = Run(load_config(SMALL, changes))
+    run.begin()
+    for k in (1, 2):
+        records.finish(run, k, records.collected())
+        run_stage(run, "collect", k)
+    records.finish(run, 1, records.trained("team", 1), "team")
+    run_stage(run, "train", 1, model_group="team")
+    assert [value for name, value, _ in sent if name == "troupe_iteration"] == [1, 2, 2]
 
 
 def test_a_train_task_of_the_whole_team_shows_every_model_group(tmp_path: Path) -> None:
