@@ -39,7 +39,7 @@ async def _in_span(export: Export, call: ModelCall, streams: PolicyStreams) -> A
         asked,
         kind="client",
         is_current=False,
-        with_messages=shows_texts,
+        with_messages=lambda: shows_texts,
         describe=partial(_answered, shows_texts=shows_texts),
     ) as span:
         try:

@@ -156,7 +156,7 @@ class LiveEpisodeSpans(EpisodeSpans):
         self, operation: str, name: str, attributes: Attributes, *, kind: Kind = "internal", **settings: Any
     ) -> LiveSpan:
         every = {names.OPERATION_NAME: operation, **self._of_all, **attributes}
-        settings = {**self._place(), **settings, "kind": kind, "with_messages": self._shows_texts}
+        settings = {**self._place(), **settings, "kind": kind, "with_messages": self._may_show_texts}
         return open_span(self._export, f"{operation} {name}", every, **settings)
 
     def _place(self) -> Mapping[str, Any]:
@@ -170,22 +170,21 @@ class LiveEpisodeSpans(EpisodeSpans):
             return {"parent": trace.set_span_in_context(self._span.span)}
         return {} if current.trace_id == own.trace_id else {"links": (trace.Link(own),)}
 
-    @property
-    def _shows_texts(self) -> bool:
+    def _may_show_texts(self) -> bool:
         return self._export.config.texts and not self._hides_texts
 
     def _of_episode(self, trace: Trace) -> Attributes:
         said: dict[str, Any] = {names.STATUS: trace.status.value, names.STOP_REASON: trace.stop_reason}
         if trace.status not in SOUND:
             said[names.ERROR_TYPE] = trace.status.value
-        if self._shows_texts:
+        if self._may_show_texts():
             said[names.INPUT_MESSAGES] = messages("user", [trace.task.prompt])
             said[names.OUTPUT_MESSAGES] = messages("assistant", [trace.answer])
         return said
 
     def _of_turn(self, turn: Turn) -> Attributes:
         said = {names.RESPONSE_ID: f"chatcmpl-{self._episode_id}-{turn.turn_index}", **turn_attributes(turn)}
-        if self._shows_texts:
+        if self._may_show_texts():
             said[names.INPUT_MESSAGES] = messages("user", [turn.prompt_text])
             said[names.OUTPUT_MESSAGES] = messages("assistant", [turn.completion_text], [turn.finish_reason.value])
         return said
@@ -194,7 +193,7 @@ class LiveEpisodeSpans(EpisodeSpans):
         said: dict[str, Any] = {names.TURN_INDEX: call.call_index, names.NUM_ATTEMPTS: call.num_attempts}
         if call.error:
             said[names.ERROR_TYPE] = FAILED_TOOL
-        if self._shows_texts:
+        if self._may_show_texts():
             said[names.TOOL_CALL_ARGUMENTS] = as_json(dict(call.request))
             said[names.TOOL_CALL_RESULT] = as_json(call.error or call.response)
         return said

@@ -53,7 +53,7 @@ class LiveSpan(Span):
         span: OtelSpan,
         *,
         is_current: bool,
-        with_messages: bool,
+        with_messages: Callable[[], bool],
         describe: Callable[[Any], Attributes],
     ) -> None:
         self.span = span
@@ -92,7 +92,7 @@ class LiveSpan(Span):
         from opentelemetry.trace import Status, StatusCode
 
         self.span.set_attribute(ERROR_TYPE, kind)
-        self.span.set_status(Status(StatusCode.ERROR, clipped(message) if self._with_messages else None))
+        self.span.set_status(Status(StatusCode.ERROR, clipped(message) if self._with_messages() else None))
 
 
 def open_span(
@@ -105,7 +105,7 @@ def open_span(
     links: Sequence[Link] = (),
     start_time_ns: int | None = None,
     is_current: bool = True,
-    with_messages: bool = False,
+    with_messages: Callable[[], bool] = lambda: False,
     describe: Callable[[Any], Attributes] = dict,
 ) -> LiveSpan:
     """Returns a span that has begun, to be used as a block.
@@ -113,7 +113,7 @@ def open_span(
     Args:
         parent: the context whose span it belongs to; None: the current one.
         is_current: whether spans of the work inside belong to it. Not in a generator, whose blocks may end in another task.
-        with_messages: whether the messages of errors may stand in it.
+        with_messages: says, when the work fails, whether the message of its error may stand in it.
         describe: the result of the work -> attributes; see `Span.record`.
     """
     from opentelemetry.trace import SpanKind

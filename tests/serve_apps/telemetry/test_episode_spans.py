@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Agent, Tool, ToolError
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.telemetry import names
+from serve_apps.telemetry.episodes import Served, episode_spans
 from serve_apps.telemetry.texts import MAX_TEXT, messages
 from serve_apps.workflow import Outcome, Workflow
 from stores.types import EpisodeStatus, Task
@@ -111,6 +113,29 @@ def test_texts_stand_in_spans_only_where_they_are_asked_for(tiny_model: Path, te
         assert call.attributes["gen_ai.input.messages"] == messages("user", [turn.prompt_text])
         assert call.attributes["gen_ai.output.messages"] == messages("assistant", ["<ANSWER>12</ANSWER>"], ["stop"])
         assert tool.attributes["gen_ai.tool.call.arguments"] == '{"number": "12"}'
+
+
+def test_what_ends_after_texts_were_hidden_says_nothing_of_an_error() -> None:
+    served = Served(team="demo", team_version=1, alias="champion", episode_id="e")
+    spec: Any = None  # `served` names the episode
+    with exported(texts=True) as memory:
+        with (
+            suppress(ToolError),
+            episode_spans(spec, workflow="a:Flow", attempt=1, served=served) as spans,
+            spans.agent("writer"),
+        ):
+            with suppress(ToolError), spans.tool("before"):
+                raise ToolError(SECRET)
+            with spans.turn("writer", "g"):
+                spans.hide_texts()
+                raise ToolError(SECRET)
+        said = {span.name: span.message for span in spans_of(memory)}
+    assert said == {
+        "execute_tool before": SECRET,
+        "chat g": "",
+        "invoke_agent writer": "",
+        "invoke_workflow demo": "",
+    }
 
 
 @pytest.mark.parametrize("count", [1, 16])
