@@ -1,6 +1,6 @@
 """inspect: what is stored -> views for people: runs, episodes, differences, explanations; exported weights.
 
-What models, programs and errors say is shown as `Text`: in a plain string Rich reads `[...]` as markup.
+What models, programs and errors say is shown as `ForeignText`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 from pipelines.evaluation.lost_tasks import LostTasks, blame_by_agent
+from pipelines.report.foreign_text import ForeignText
 from pipelines.run.run import Run
 from pipelines.run.scoring import rewards_for
 from serve_apps.workflows.alone import PATH as ALONE
@@ -48,7 +48,7 @@ def runs_table(journals: Sequence[Journal]) -> tuple[Table, list[str]]:
             faults.append(str(error))
             continue
         for row in rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*map(ForeignText, row))
     return table, faults
 
 
@@ -77,18 +77,18 @@ def episode_view(run: Run, episode_id: str) -> RenderableType:
 def lost_tasks_view(found: LostTasks) -> RenderableType:
     """Shows which agents lost the tasks that a candidate lost at the gate."""
     if not found.num_lost:
-        return Text(f"the candidate of iteration {found.iteration} did worse than the champion on no task")
+        return ForeignText(f"the candidate of iteration {found.iteration} did worse than the champion on no task")
     table = Table("agent", "episodes that it decided", "of these certainly", "cost in all")
     for blame in blame_by_agent(found.explanations):
-        table.add_row(Text(blame.agent), str(blame.num_episodes), str(blame.num_certain), f"{blame.cost:.3f}")
+        table.add_row(ForeignText(blame.agent), str(blame.num_episodes), str(blame.num_certain), f"{blame.cost:.3f}")
     head = (
         f"iteration {found.iteration}: the candidate did worse than the champion on {found.num_lost} tasks; "
         f"{len(found.explanations)} are explained"
     )
-    shown = Text(
+    shown = ForeignText(
         "each of them: troupe show EPISODE, with " + ", ".join(e["episode_id"][:12] for e in found.explanations)
     )
-    return Group(Text(head), table, shown, *(Text(f"not explained: {fault}") for fault in found.faults))
+    return Group(ForeignText(head), table, shown, *(ForeignText(f"not explained: {fault}") for fault in found.faults))
 
 
 def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:
@@ -98,7 +98,7 @@ def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:
         is_found = value["turn_index"] == explanation["turn_index"]
         before = "–" if value["before"] is None else f"{value['before']:.3f}"
         cells = (str(value["turn_index"]), value["agent"], before, str(value["num_replays"]))
-        table.add_row(*map(Text, cells), style="bold" if is_found else None)
+        table.add_row(*map(ForeignText, cells), style="bold" if is_found else None)
     low, high = explanation["ci95"]
     found = f"turn {explanation['turn_index']} ({explanation['agent']})"
     cost = f"{explanation['cost']:+.3f} [{low:+.3f}, {high:+.3f}]"
@@ -108,16 +108,16 @@ def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:
     if not explanation["is_certain"]:
         verdict = f"no turn certainly cost anything; {verdict}: ask for more --replays, or the team cannot do better from any turn"
     parts: list[RenderableType] = [
-        Text(
+        ForeignText(
             f"episode {explanation['episode_id']}, outcome {explanation['outcome']:g}, {explanation['num_replays']} replays"
         ),
         table,
-        Text(verdict, style="bold"),
-        Panel(Text(explanation["completion"]), title=Text(f"{found} said"), title_align="left"),
+        ForeignText(verdict, style="bold"),
+        Panel(ForeignText(explanation["completion"]), title=ForeignText(f"{found} said"), title_align="left"),
     ]
     if alternative := explanation["alternative"]:
         title = f"in a replay that earned {alternative['outcome']:g} ({alternative['episode_id']})"
-        parts.append(Panel(Text(alternative["completion"]), title=Text(title), title_align="left"))
+        parts.append(Panel(ForeignText(alternative["completion"]), title=ForeignText(title), title_align="left"))
     return Group(*parts)
 
 
@@ -146,7 +146,7 @@ def _played(run: Run, task_id: str, iteration: int) -> RenderableType:
 
 def _episode(trace: Trace, credit: EpisodeRewards | None) -> RenderableType:
     paid = {reward.turn_index: reward for reward in credit.rewards} if credit else {}
-    head = Text.assemble(
+    head = ForeignText.assemble(
         (f"{trace.episode_id}\n", "dim"),
         (f"{trace.task.prompt}", "bold"),
         f"  expected {' or '.join(trace.task.answers)}, answered {trace.answer or 'nothing'}",
@@ -163,12 +163,15 @@ def _episode(trace: Trace, credit: EpisodeRewards | None) -> RenderableType:
         title = f"{turn.turn_index} {turn.agent} v{turn.policy_version}"
         verdict = "format ok" if turn.is_format_ok else f"format: {turn.format_fault}"
         earned = f"reward {reward.reward:+.3f} ({parts})" if reward else "no reward"
-        body = Text.assemble((turn.prompt_text, "dim"), "\n", (turn.completion_text, "bold"), _options(turn))
-        panels.append(Panel(body, title=Text(title), subtitle=Text(f"{verdict}, {earned}"), title_align="left"))
+        body = ForeignText.assemble((turn.prompt_text, "dim"), "\n", (turn.completion_text, "bold"), _options(turn))
+        panels.append(
+            Panel(body, title=ForeignText(title), subtitle=ForeignText(f"{verdict}, {earned}"), title_align="left")
+        )
     for call in trace.tool_calls:
         panels.append(
             Panel(
-                Text(f"{call.request} -> {call.error or call.response}"), title=Text(f"{call.call_index} {call.tool}")
+                ForeignText(f"{call.request} -> {call.error or call.response}"),
+                title=ForeignText(f"{call.call_index} {call.tool}"),
             )
         )
     return Group(*panels)

@@ -69,6 +69,18 @@ def test_brackets_in_what_models_tools_and_errors_say_are_shown_as_they_are(
     assert text.count(said) == 4
 
 
+def test_what_a_model_says_cannot_command_the_terminal(run: Any, make_trace: Callable[..., Trace]) -> None:
+    trace = make_trace(0)
+    turn = replace(
+        trace.turns[0], completion_text="\x1b]0;pwned\x07 and \x9b2J", format_fault="\x1b[8m", is_format_ok=False
+    )
+    task = replace(trace.task, prompt="\x1b[31mred")
+    run.traces.write_episodes([replace(trace, episode_id="e", task=task, turns=(turn,), tool_calls=())])
+    text = shown(episode_view(run, "e"))
+    assert "\N{REPLACEMENT CHARACTER}]0;pwned" in text and "\N{REPLACEMENT CHARACTER}[31mred" in text
+    assert not {"\x1b", "\x9b", "\x07"} & set(text)
+
+
 def test_brackets_in_the_error_of_a_stage_are_shown_as_they_are(tmp_path: Path) -> None:
     journal = Journal(f"sqlite:///{tmp_path}/journal.db")
     journal.begin_run("r", "hash", "{}")
