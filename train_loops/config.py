@@ -516,7 +516,8 @@ class WarmstartConfig(Settings):
     """This section sets the supervised training on demonstrations or chosen episodes, before any reinforcement learning."""
 
     tiny_model: TinyModelConfig | None = None
-    """The shape of a model to build from nothing; null: training starts from `model` of each model group."""
+    """The shape of a model to build from nothing for every model group, none of which has a `model` then; null: training
+    starts from `model` of each model group."""
     demonstrator: str = ""
     """The dotted path `module:function` of a function that plays every agent, see serve_apps/demonstrate.py. Give either
     this or `traces`."""

@@ -101,7 +101,8 @@ class ModelGroupConfig(Settings):
     agents: tuple[str, ...] = Field(min_length=1)
     """The names of the agents, as the workflow declares them."""
     model: str = ""
-    """The Hugging Face folder (path or URI) of version 0. Empty: the model that the warm start makes."""
+    """The Hugging Face folder (path or URI) of version 0. Empty: the tiny model that the warm start makes. It is
+    needed without `warmstart.tiny_model`, and refused with it."""
     base: str = Field("", json_schema_extra=IDENTITY_IF_CHANGED)
     """The name of a frozen model. All groups that give the same name share it, and each trains an adapter of it, as
     `train.lora` says. Empty: all weights are trained."""

@@ -175,18 +175,18 @@ def _check_models(config: RunConfig, workflow: Workflow) -> list[str]:
     models: dict[str, tuple[dict[str, Any], Tensors]] = {}
     for group, settings in config.model_groups.items():
         tiny, max_model_len = config.tiny_model(group), config.serve_config(group).max_model_len
-        if tiny is not None and not settings.model:
+        if tiny is not None:
             shape = {
                 **tiny.model_dump(),
                 "num_attention_heads": tiny.num_heads,
                 "num_key_value_heads": tiny.num_kv_heads,
             }
             _check_rank(config, group, shape)
-        if tiny is not None and not settings.model and max_model_len > tiny.max_position:
-            raise ValueError(
-                f"serve.max_model_len = {max_model_len} but warmstart.tiny_model.max_position = {tiny.max_position}: lower the "
-                "first or raise the second"
-            )
+            if max_model_len > tiny.max_position:
+                raise ValueError(
+                    f"serve.max_model_len = {max_model_len} but warmstart.tiny_model.max_position = {tiny.max_position}: lower "
+                    "the first or raise the second"
+                )
         if not settings.model or "://" in settings.model:
             continue
         key = f"model_groups.{group}.model"

@@ -6,9 +6,14 @@ from pipelines.config.run_sections import RunSections
 
 
 def every_group_has_a_model(config: RunSections) -> None:
-    """Every model group has a model, or the warm start makes one."""
+    """Every model group has a model, or the warm start makes one; never both, since only one can be version 0."""
     made = config.warmstart is not None and config.warmstart.tiny_model is not None
     for group, settings in config.model_groups.items():
+        if settings.model and made:
+            raise ValueError(
+                f"model_groups.{group}.model = {settings.model!r} would not be used, because warmstart.tiny_model makes the models "
+                "of all groups: drop `model`, or set warmstart.tiny_model: null"
+            )
         if not settings.model and not made:
             raise ValueError(
                 f"model_groups.{group}.model is missing: name a Hugging Face folder, "

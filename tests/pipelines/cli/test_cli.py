@@ -44,7 +44,7 @@ def said(folder: Path, *arguments: str | Path) -> str:
             "agent 'verifier' of the workflow is mapped to no model group",
         ),
         ("model_groups.more={agents: [planner]}", "'planner' is no agent of the workflow"),
-        ("model_groups.solver_verifier.model=nowhere", "folder nowhere does not exist"),
+        ("model_groups.solver_verifier.model=nowhere", "drop `model`, or set warmstart.tiny_model: null"),
         ("tasks.train={path: nowhere.jsonl}", "task file nowhere.jsonl does not exist"),
         ("seed", "'seed' is not of the form KEY=VALUE"),
     ],
@@ -77,7 +77,9 @@ def test_missing_and_unreadable_run_configs_are_named(tmp_path: Path) -> None:
 def test_a_model_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    assert "has no tokenizer" in said(tmp_path, "validate", DEMO, "--set", "model_groups.solver_verifier.model=model")
+    changes = [f"model_groups.{group}.model=model" for group in ("solver_verifier", "refiner_finalizer")]
+    changes.append("warmstart.tiny_model=null")
+    assert "has no tokenizer" in said(tmp_path, "validate", DEMO, *(part for c in changes for part in ("--set", c)))
 
 
 def test_a_team_without_alias_is_named(tmp_path: Path) -> None:

@@ -36,6 +36,11 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
     return data
 
 
+def begun_from(folder: str) -> dict[str, Any]:
+    """The changes with which all groups of the demo begin from the model in `folder`."""
+    return {f"model_groups.{group}.model": folder for group in DEMO["model_groups"]} | {"warmstart.tiny_model": None}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -153,6 +158,11 @@ def changed(changes: Mapping[str, Any], *, without: str = "") -> dict[str, Any]:
         ({"model_groups.solver_verifier.train": {"lr": 1}}, r"model_groups\.solver_verifier\.train: unknown key 'lr'"),
         ({"tasks.train.path": "tasks.jsonl"}, r"tasks\.train: give exactly one of `path` and `generator`"),
         ({"warmstart": None}, r"model_groups\.solver_verifier\.model is missing: name a Hugging Face folder"),
+        (
+            {"model_groups.refiner_finalizer.model": "m"},
+            r"model_groups\.refiner_finalizer\.model = 'm' .* warmstart\.tiny_model .*: drop `model`, or set "
+            r"warmstart\.tiny_model: null",
+        ),
     ],
 )
 def test_what_the_fields_say_wrong_is_named_when_it_is_parsed(changes: dict[str, Any], said: str) -> None:
@@ -194,7 +204,7 @@ def test_a_missing_section_is_named(section: str) -> None:
         ({"tasks.train": {"path": "nowhere.jsonl"}}, r"tasks\.train: task file nowhere\.jsonl does not exist"),
         ({"collect.tasks_per_iteration": 1101}, r"tasks_per_iteration = 1101 but tasks\.train holds 1100"),
         ({"tasks.gate": None}, r"tasks\.gate is missing"),
-        ({"model_groups.solver_verifier.model": "nowhere"}, r"solver_verifier\.model: folder nowhere does not exist"),
+        (begun_from("nowhere"), r"solver_verifier\.model: folder nowhere does not exist"),
         ({"serve.max_model_len": 1024}, r"max_model_len = 1024 but warmstart\.tiny_model\.max_position = 512"),
         (
             {"warmstart.demonstrator": "pipelines.examples.arithmetic.tasks:nobody"},
@@ -223,14 +233,14 @@ def test_an_agent_whose_turns_cannot_train_is_named_unless_the_config_changes_it
 
 def test_a_model_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    config = parse_config(changed({"model_groups.solver_verifier.model": str(tmp_path)}), "run.yaml")
+    config = parse_config(changed(begun_from(str(tmp_path))), "run.yaml")
     with pytest.raises(ValueError, match=r"has no tokenizer \(tokenizer\.json\)"):
         check(config)
 
 
 def test_a_model_with_a_shorter_context_than_asked_for_is_named(tmp_path: Path) -> None:
     change_json(write_model(tmp_path, head_dim=32) / "config.json", max_position_embeddings=128)
-    config = parse_config(changed({"model_groups.solver_verifier.model": str(tmp_path)}), "run.yaml")
+    config = parse_config(changed(begun_from(str(tmp_path))), "run.yaml")
     with pytest.raises(ValueError, match=r"serve\.max_model_len = 256 but the model of 'solver_verifier' takes 128"):
         check(config)
 
@@ -342,8 +352,9 @@ def test_what_changes_results_changes_the_identity_and_what_does_not_does_not() 
     )
     assert all(parse_config(changed(c), "run.yaml").sha256 == first.sha256 for c in same)
     traces = {"uri": "traces", "run": "other"}
-    begun = {f"model_groups.{group}.model": "model" for group in DEMO["model_groups"]}
-    chosen, elsewhere = (begun | {"warmstart": {"traces": t}} for t in (traces, traces | {"weights": "weights"}))
+    chosen, elsewhere = (
+        begun_from("model") | {"warmstart": {"traces": t}} for t in (traces, traces | {"weights": "weights"})
+    )
     assert parse_config(changed(chosen), "run.yaml").sha256 == parse_config(changed(elsewhere), "run.yaml").sha256
     assert len({first.sha256, *(parse_config(changed(c), "run.yaml").sha256 for c in other)}) == 1 + len(other)
 

@@ -36,7 +36,10 @@ def groups(**changes: Any) -> dict[str, Any]:
         ({"train.lora": None}, r"base = 'shared': a base stays frozen, so train\.lora is needed"),
         ({"model_groups": groups(base="rest")}, "base = 'rest' is a model group: a base needs a name of its own"),
         ({"model_groups": groups(serve={"max_num_seqs": 3})}, "share one model on one app, but differ in `serve`"),
-        ({"model_groups": groups(model="elsewhere")}, "share one model on one app, but differ in `model`"),
+        (
+            {"model_groups": {name: {**g, "model": name} for name, g in groups().items()}, "warmstart": None},
+            "share one model on one app, but differ in `model`",
+        ),
         ({"train.lora.rank": 0}, "greater than or equal to 1"),
     ],
 )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,14 @@ pytestmark = pytest.mark.fast
 DEMO = Path(__file__).parents[3] / "infra" / "runs" / "demo.yaml"
 
 
+def changes_of(folder: Path) -> dict[str, Any]:
+    """The demo's groups begin with the model in `folder`."""
+    groups = ("solver_verifier", "refiner_finalizer")
+    return {f"model_groups.{g}.model": str(folder) for g in groups} | {"warmstart.tiny_model": None, "serve.gpus": 1}
+
+
 def config_of(folder: Path) -> RunConfig:
-    return load_config(DEMO, {"model_groups.solver_verifier.model": str(folder), "serve.gpus": 1})
+    return load_config(DEMO, changes_of(folder))
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +307,7 @@ def test_the_tiny_model_is_ok(tiny_model: Path) -> None:
 
 @pytest.mark.test
 def test_a_parser_must_be_vllms_and_fit_the_model(tiny_model: Path) -> None:
-    group = {"model_groups.solver_verifier.model": str(tiny_model), "serve.gpus": 1}
+    group = changes_of(tiny_model)
     with pytest.raises(
         ValueError, match=r"model_groups.solver_verifier: serve.tool_parser = 'hermez': vLLM has no such"
     ):
@@ -313,7 +320,7 @@ def test_a_folder_is_read_without_torch_and_transformers(tmp_path: Path) -> None
     code = (
         "import sys; from pathlib import Path; from pipelines.config.run_config import load_config; "
         "from pipelines.runners.validate import check; "
-        f"check(load_config(Path({str(DEMO)!r}), {{'model_groups.solver_verifier.model': {str(folder)!r}, 'serve.gpus': 1}})); "
+        f"check(load_config(Path({str(DEMO)!r}), {changes_of(folder)!r})); "
         "assert not {'torch', 'transformers', 'vllm', 'ray'} & sys.modules.keys(), 'heavy'"
     )
     done = subprocess.run(
