@@ -158,8 +158,8 @@ class RayJobOperator(BaseOperator):
     def _timeout_s(self, config: RunConfig) -> float:
         timeout_s = config.schedule.stage_timeout_s if config.schedule else DEFAULT_TIMEOUT_S
         command, *more = self.command.split()
-        if command == "stage":  # with overlap it may wait for such a stage of an earlier iteration, or do it
-            return timeout_s * (1 + config.loop.max_lag) + STAGES[more[0]].extra_s(config)
+        if command == "stage":
+            return STAGES[more[0]].job_timeout_s(config, timeout_s)
         canary_s = config.canary_timeout_s if command == "canary" else 0.0
         return timeout_s * DEADLINES_IN.get(command, 1) + canary_s
 

@@ -117,8 +117,7 @@ def submit(
     if detach:
         print(f"follow it: troupe submit {config} ...; stop it: troupe stop {name}", file=sys.stderr)
         return
-    limit = loaded.schedule.stage_timeout_s if loaded.schedule and stage else float("inf")
-    _finish(_followed(api, name, time.time() + limit))
+    _finish(_followed(api, name, time.time() + _limit_s(loaded, stage)))
 
 
 @reports_errors
@@ -163,14 +162,25 @@ def _api(cluster: str) -> JobApi:
 
 def _work(config: RunConfig, stage: str, iteration: int | None, model_group: str) -> Work:
     from pipelines.cluster.jobs import loop_work, stage_work
+    from pipelines.stages.table import stage_named
 
     if not stage:
         if iteration or model_group:
             raise ValueError("--iteration and --model-group need --stage: without it every iteration is run")
         return loop_work(config)
+    stage_named(stage).check_model_group(config, model_group)
     if iteration is None:
         raise ValueError(f"--stage {stage} needs --iteration: give the number of the iteration")
     return stage_work(config.run, stage, iteration, model_group)
+
+
+def _limit_s(config: RunConfig, stage: str) -> float:
+    """The seconds within which a job must end: those of the schedule for a stage, none where there is no schedule."""
+    from pipelines.stages.table import STAGES
+
+    if not stage or config.schedule is None:
+        return float("inf")
+    return STAGES[stage].job_timeout_s(config, config.schedule.stage_timeout_s)
 
 
 def _followed(api: JobApi, name: str, deadline: float) -> Outcome:

@@ -67,6 +67,13 @@ class Stage:
         """Deadline of the stage, from when it begins to work."""
         return self.own_timeout_s(config, model_group) + self.extra_s(config)
 
+    def job_timeout_s(self, config: RunConfig, timeout_s: float) -> float:
+        """Deadline of a Ray job that does this stage alone, from its submission, where most jobs have `timeout_s`.
+
+        With overlap it may wait for such a stage of an earlier iteration, or do it.
+        """
+        return timeout_s * (1 + config.loop.max_lag) + self.extra_s(config)
+
     def check_model_group(self, config: RunConfig, model_group: str) -> None:
         """ValueError where a model group is missing, unknown, or given to a stage that is done for all at once."""
         if self.is_per_model_group and model_group not in config.train_tasks:

@@ -14,6 +14,9 @@ import pytest
 from job_server import JobServer, job_server
 from waits import wait_until
 
+from pipelines.cli.jobs import _limit_s
+from pipelines.config.run_config import load_config
+
 pytestmark = pytest.mark.test
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
@@ -100,10 +103,20 @@ def test_jobs_are_listed_and_stopped_by_name(server: JobServer, tmp_path: Path) 
     assert "has no job 'troupe-small-it1-colect-a0'; running are: " in err
 
 
+def test_a_stage_has_the_time_of_the_schedule_for_each_iteration_that_it_may_wait_for_and_for_its_canary() -> None:
+    lagging = load_config(SMALL, {"schedule.cron": "@daily", "loop.max_lag": 1})
+    assert (_limit_s(lagging, "train"), _limit_s(lagging, "")) == (2 * 7200, float("inf"))
+    assert _limit_s(load_config(SMALL), "train") == float("inf")
+    canary = load_config(SMALL, {"schedule.cron": "@daily", "promote.deploy": "canary"})
+    assert _limit_s(canary, "promote") == 7200 + canary.canary_timeout_s > _limit_s(canary, "train") == 7200
+
+
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "said"),
     [
         (("--stage", "score"), 2, "--stage score needs --iteration"),
+        (("--stage", "scroe", "--iteration", "1"), 2, "unknown stage 'scroe': one of collect, score,"),
+        (("--stage", "train", "--iteration", "1"), 2, "stage train needs --model-group, one of team"),
         (("--iteration", "2"), 2, "--iteration and --model-group need --stage"),
         (("--cluster", "ray://h:10001"), 2, "is a Ray client address: jobs go to the dashboard"),
         (("--cluster", "http://127.0.0.1:1"), 75, "no Ray cluster answers at http://127.0.0.1:1"),
