@@ -45,8 +45,8 @@ class TaskSourceConfig(Settings):
     """The number of tasks that the generator yields, or that are read from the file at most; null: all tasks of the
     file."""
     split: str = ""
-    """The name of one of the generator's disjoint splits, or of one of the parts in `shares`. Empty: the name of the
-    section, e.g. `train`."""
+    """The name of one of the generator's disjoint splits, or of one of the parts in `shares`, which a file needs for it.
+    Empty: the name of the section, e.g. `train`."""
     shares: dict[str, float] = Field(default_factory=dict)
     """The parts into which a file is cut by task id, e.g. {train: 0.8, gate: 0.1, test: 0.1}, so that one file gives all
     sets. Empty: the whole file is one set."""
@@ -59,6 +59,13 @@ class TaskSourceConfig(Settings):
             raise ValueError("a generator needs `count`")
         if self.generator and self.shares:
             raise ValueError("a generator has splits of its own: drop `shares`")
+        if self.path and self.split and not self.shares:
+            raise ValueError(
+                f"split = {self.split!r}: a file has no parts without `shares`: give them, e.g. {{train: 0.9, gate: 0.1}}, or drop "
+                "`split`"
+            )
+        if self.path and self.split and self.split not in self.shares:
+            raise ValueError(f"split = {self.split!r} is none of the parts in `shares`: {', '.join(self.shares)}")
         if self.shares and (min(self.shares.values()) < 0 or sum(self.shares.values()) > 1 + 1e-9):
             raise ValueError(f"`shares` are parts of 1, got {self.shares}")
         return self

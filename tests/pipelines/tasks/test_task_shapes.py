@@ -188,3 +188,12 @@ def test_one_file_gives_all_sets_and_a_task_stays_where_it_is(tmp_path: Path) ->
 def test_shares_are_parts_of_one(shares: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="`shares` are parts of 1"):
         TaskSourceConfig(path="x", shares=shares)
+
+
+def test_a_split_of_a_file_is_one_of_its_parts() -> None:
+    with pytest.raises(ValueError, match="split = 'gate': a file has no parts without `shares`"):
+        TaskSourceConfig(path="x", split="gate")
+    shares = {"train": 0.8, "gate": 0.2}
+    with pytest.raises(ValueError, match="split = 'test' is none of the parts in `shares`: train, gate"):
+        TaskSourceConfig(path="x", split="test", shares=shares)
+    assert TaskSourceConfig(path="x", split="gate", shares=shares).split == "gate"
