@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,8 @@ ExitCode = Annotated[
         "--exit-code", help="Exits with 10 if the team was sent back, 11 if too little is known, otherwise 0."
     ),
 ]
+CANARY_SHARE = 0.1
+"""Of the requests, where --share does not say another."""
 EXIT_CODES = {"sent_back": 10, "undecided": 11, "alarm": 12, "learning": 13}
 
 
@@ -66,6 +69,8 @@ def serve(
     address: Address = "",
 ) -> None:
     """Serve a team through the gateway, or replace the team there. The switch happens at once, after the new engines have proven their weights."""
+    if guard is None:
+        _refuse({"--exit-code": exit_code}, "needs --guard, which decides about the team")
     if _is_untrained(team):
         run, version, manifest = _untrained(team, root, changes, address)
     elif changes:
@@ -87,8 +92,11 @@ def serve(
 @reports_errors
 def canary(
     team: Annotated[str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION, e.g. demo@candidate; with --end only TEAM.")],
-    share: Annotated[float, typer.Option(min=0, max=1, help="The share of requests that it answers.")] = 0.1,
-    salt: Annotated[str, typer.Option(help="Changes which users get which team.")] = "",
+    share: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help=f"The share of requests that it answers. Default: {CANARY_SHARE:g}."),
+    ] = None,
+    salt: Annotated[str | None, typer.Option(help="Changes which users get which team.")] = None,
     end: Annotated[
         bool, typer.Option("--end", help="Ends the canary: the deployed team answers all requests again.")
     ] = False,
@@ -105,6 +113,13 @@ def canary(
     address: Address = "",
 ) -> None:
     """Let a team answer a share of the gateway's requests beside the deployed one."""
+    dealt = {"--share": share, "--salt": salt}
+    if end:
+        _refuse({**dealt, "--auto": auto, "--exit-code": exit_code}, "has no effect on a canary that --end ends")
+    elif auto:
+        _refuse(dealt, "is not for --auto, which takes the shares in `traffic.shares`")
+    else:
+        _refuse({"--exit-code": exit_code}, "needs --auto, which decides about the team")
     if end:
         _end_beside(team, root, address)
         return
@@ -117,26 +132,38 @@ def canary(
 
         _finish(traffic.roll_out(run, version, manifest), exit_code=exit_code)
         return
-    hand_back(production.canary(run, version, manifest, share=share, salt=salt))
+    hand_back(
+        production.canary(run, version, manifest, share=CANARY_SHARE if share is None else share, salt=salt or "")
+    )
 
 
 @reports_errors
 def shadow(
     team: Annotated[str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION, e.g. demo@candidate; with --end only TEAM.")],
-    share: Annotated[float, typer.Option(min=0.01, max=1, help="The share of requests that it also gets.")] = 1.0,
+    share: Annotated[
+        float | None, typer.Option(min=0.01, max=1, help="The share of requests that it also gets. Default: 1.")
+    ] = None,
     end: Annotated[bool, typer.Option("--end", help="Ends the shadow traffic.")] = False,
     root: Root = "runs",
     address: Address = "",
 ) -> None:
     """Copy a share of the answered requests to a team. Users never see its replies, and its engines run at the lowest CPU priority."""
     if end:
+        _refuse({"--share": share}, "has no effect on shadow traffic that --end ends")
         _end_beside(team, root, address)
         return
     run, version, manifest = _team(team, root)
     _connect(address)
     from pipelines.release import production
 
-    hand_back(production.canary(run, version, manifest, share=0.0, shadow=share))
+    hand_back(production.canary(run, version, manifest, share=0.0, shadow=1.0 if share is None else share))
+
+
+def _refuse(options: Mapping[str, object], reason: str) -> None:
+    """ValueError for the first of these options that was given: it would have no effect."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name} {reason}: drop {name}")
 
 
 def _end_beside(team: str, root: str, address: str) -> None:
@@ -327,6 +354,8 @@ def watch(
     """
     from pipelines.cluster.connect import connect
 
+    if accept:
+        _refuse({"--section": section, "--exit-code": exit_code}, "has no effect with --accept, which plays nothing")
     run = existing_run(config, root)
     if accept:
         from pipelines.monitoring.watching import accept as accept_alarms

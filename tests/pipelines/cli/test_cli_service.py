@@ -72,6 +72,24 @@ def test_what_is_no_scope_no_key_file_or_no_team_is_told(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("canary small@candidate --auto --share 0.1", "--share is not for --auto, which takes the shares in"),
+        ("canary small@candidate --auto --salt a", "--salt is not for --auto"),
+        ("canary small@candidate --exit-code", "--exit-code needs --auto"),
+        ("canary small --end --share 0.5", "--share has no effect on a canary that --end ends: drop --share"),
+        ("canary small --end --auto", "--auto has no effect"),
+        ("shadow small --end --share 1", "--share has no effect on shadow traffic"),
+        ("serve small@champion --exit-code", "--exit-code needs --guard"),
+        ("watch --run small --accept usual --exit-code", "--exit-code has no effect with --accept"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(tmp_path: Path, command: str, said: str) -> None:
+    code, output = run(*command.split(), "--root", str(tmp_path))
+    assert code == 2 and said in " ".join(output.split())
+
+
+@pytest.mark.parametrize(
     "command", [("serve", "small@champion"), ("promote", "--run", "small", "--team-version", "2", "--reason", "test")]
 )
 def test_a_registry_that_is_down_is_named_before_anything_starts(
