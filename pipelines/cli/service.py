@@ -121,7 +121,7 @@ def canary(
     else:
         _refuse({"--exit-code": exit_code}, "needs --auto, which decides about the team")
     if end:
-        _end_beside(team, root, address)
+        _end_beside(team, root, address, is_shadow=False)
         return
     run, version, manifest = _team(team, root)
     _connect(address)
@@ -150,7 +150,7 @@ def shadow(
     """Copy a share of the answered requests to a team. Users never see its replies, and its engines run at the lowest CPU priority."""
     if end:
         _refuse({"--share": share}, "has no effect on shadow traffic that --end ends")
-        _end_beside(team, root, address)
+        _end_beside(team, root, address, is_shadow=True)
         return
     run, version, manifest = _team(team, root)
     _connect(address)
@@ -166,13 +166,13 @@ def _refuse(options: Mapping[str, object], reason: str) -> None:
             raise ValueError(f"{name} {reason}: drop {name}")
 
 
-def _end_beside(team: str, root: str, address: str) -> None:
-    """Ends the canary or the shadow traffic beside the deployed team."""
+def _end_beside(team: str, root: str, address: str, *, is_shadow: bool) -> None:
+    """Ends the canary, or the shadow traffic, beside the deployed team."""
     run = existing_run(team.rpartition("@")[0] or team, root)
     _connect(address)
     from pipelines.release import production
 
-    hand_back(production.end_canary(run))
+    hand_back(production.end_shadow(run) if is_shadow else production.end_canary(run))
 
 
 def _connect(address: str) -> None:

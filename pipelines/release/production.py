@@ -126,9 +126,34 @@ def canary(run: Run, version: int, team: Team, *, share: float, shadow: float = 
 
 
 def end_canary(run: Run) -> dict[str, Any]:
-    """Lets the deployed team answer everything again; returns {"team_version", "ended"}."""
+    """Lets the deployed team answer everything again; returns {"team_version", "ended"}.
+
+    Raises ValueError where the team beside it answers nothing and gets copies of requests.
+    """
+    return _end_beside(run, is_shadow=False)
+
+
+def end_shadow(run: Run) -> dict[str, Any]:
+    """Ends the copies of requests to the team beside the deployed one; returns {"team_version", "ended"}.
+
+    Raises ValueError where that team answers a share of the requests.
+    """
+    return _end_beside(run, is_shadow=True)
+
+
+def _end_beside(run: Run, *, is_shadow: bool) -> dict[str, Any]:
     with hold(run):
         before = _current_route(run)
+        if before.candidate is not None and is_shadow and before.share > 0:
+            raise ValueError(
+                f"team {run.team_name!r}: version {before.candidate.team_version} is a canary that answers {before.share:g} of the "
+                f"requests: end it with `troupe canary {run.team_name} --end`"
+            )
+        if before.candidate is not None and not is_shadow and before.share == 0 and before.shadow > 0:
+            raise ValueError(
+                f"team {run.team_name!r}: version {before.candidate.team_version} only gets copies of requests: end that with "
+                f"`troupe shadow {run.team_name} --end`"
+            )
         switch(run, TeamRoute(champion=before.champion, previous=before.previous))
         ended = None if before.candidate is None else before.candidate.team_version
         return {"team_version": before.champion.team_version, "ended": ended}
