@@ -332,7 +332,10 @@ def watch(
     config: RunName,
     team: Annotated[str, typer.Option(help="The alias or version of the team that plays.")] = "champion",
     section: Annotated[
-        list[str] | None, typer.Option(help="A set of tasks; may be given several times. Default: test and sentinel.")
+        list[str] | None,
+        typer.Option(
+            help="A set of tasks of the run; may be given several times. Default: those of test and sentinel that it has."
+        ),
     ] = None,
     accept: Annotated[
         str, typer.Option(metavar="REASON", help="Plays nothing, but accepts the present figures as usual from now on.")
@@ -365,6 +368,6 @@ def watch(
     connect(address)
     from pipelines.runners.watch_champion import watch as watch_team
 
-    checked = watch_team(run, team, section or ["test", "sentinel"])
+    checked = watch_team(run, team, section or ())
     hand_back(checked)
     _exit_as(checked["state"], exit_code=exit_code)

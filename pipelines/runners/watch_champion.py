@@ -26,29 +26,33 @@ from pipelines.run.champions import champion_version
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
 from pipelines.tasks.sources import digest
+from pipelines.tasks.splits import SECTIONS
 from stores.registry import CHAMPION
 from stores.run_values import RunValue
 from stores.team import Team
 from stores.types import Purpose
 
+DEFAULT_SECTIONS = ("test", "sentinel")
 RESUMED_S = 86_400
 """A check that was interrupted is continued if it began so recently; an older one is begun anew."""
 
 
-def watch(run: Run, alias: str, sections: Sequence[str]) -> dict[str, Any]:
-    """Checks a registered team on the run's own sets of tasks, e.g. test and sentinel, and the champion's answers since then.
+def watch(run: Run, alias: str, sections: Sequence[str] = ()) -> dict[str, Any]:
+    """Checks a registered team on the run's own sets of tasks, and the champion's answers since then.
 
     Figures are compared with the champion's own history; the champion's result is kept and shown. Each check plays every
     task; one that was interrupted keeps its episodes when it is repeated.
 
     Returns {"team_version", "accuracy", "sections", "state", "reason", "alarms", "judged", "learning", "waiting"}; `accuracy` is
     that on the test tasks, the rest is described at `watching.check_windows`.
+
+    Raises ValueError for a set of tasks that the run does not have.
+
+    Args: sections: names of sets of tasks; none: test and sentinel, as far as the run has them.
     """
+    present = _sets_to_play(run, sections)
     version, team = run.load_team(alias)
     check_groups(run, team, version)
-    present = [section for section in sections if getattr(run.config.tasks, section, None) is not None]
-    if not present:
-        raise ValueError(f"none of tasks.{', tasks.'.join(sections)} is in the run config: give a set of tasks to play")
     figures: dict[str, Any] = {}
     windows: dict[str, Window] = {}
     is_champion = alias == CHAMPION
@@ -69,6 +73,18 @@ def watch(run: Run, alias: str, sections: Sequence[str]) -> dict[str, Any]:
     if is_champion:
         run.journal.put_value(run.run_id, RunValue.WATCHED, ref)
     return ref | check_summary(result)
+
+
+def _sets_to_play(run: Run, named: Sequence[str]) -> list[str]:
+    has = [section for section in SECTIONS if getattr(run.config.tasks, section) is not None]
+    if unknown := [section for section in named if section not in has]:
+        raise ValueError(f"the run config has no tasks.{unknown[0]}; there are tasks.{', tasks.'.join(has)}")
+    present = list(named) or [section for section in DEFAULT_SECTIONS if section in has]
+    if not present:
+        raise ValueError(
+            f"none of tasks.{', tasks.'.join(DEFAULT_SECTIONS)} is in the run config: give a set of tasks to play"
+        )
+    return present
 
 
 def _play_section(

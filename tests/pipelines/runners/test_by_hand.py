@@ -81,6 +81,18 @@ def test_a_file_of_tasks_is_scored_by_its_own_answers_whatever_was_played_under_
     assert played == {"t0": 3, "t1": 3}
 
 
+def test_a_set_of_tasks_that_the_run_does_not_have_is_not_skipped(by_hand: tuple[Run, Played]) -> None:
+    run, played = by_hand
+    with pytest.raises(ValueError, match=r"has no tasks\.sentinal; there are tasks\.train, .*tasks\.sentinel"):
+        watch_champion.watch(run, "champion", ["test", "sentinal"])
+    tasks = run.config.tasks.model_copy(update={"sentinel": None})
+    without = Run(run.config.model_copy(update={"tasks": tasks}))
+    with pytest.raises(ValueError, match=r"has no tasks\.sentinel"):
+        watch_champion.watch(without, "champion", ["test", "sentinel"])
+    assert played == {}
+    assert watch_champion._sets_to_play(without, ()) == ["test"], "of the default ones, those that there are"
+
+
 def test_each_watching_plays_every_section_and_a_repeated_one_keeps_its_episodes(
     by_hand: tuple[Run, Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
