@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 from serve_apps.reference_fields import public_task
 from stores.types import Task
+
+T = TypeVar("T")
 
 SECTIONS = ("train", "gate", "test", "sentinel")
 """Sets of tasks that a run config may have; no two of them share a task, see `are_one_task`."""
@@ -60,6 +62,31 @@ def part_of(key: str, shares: Mapping[str, float], *, rest: str = "") -> str:
         if position < 0:
             return part
     return rest
+
+
+def share_out(
+    items: Iterable[T], sizes: Mapping[str, int], *, problem: Callable[[T], Hashable], dice: random.Random
+) -> dict[str, list[T]]:
+    """Shares out items by chance: each split gets as many as `sizes` says, and items that pose one problem stay together.
+
+    A problem goes to the first split that has room for all of its items. What finds no room is left out.
+
+    Args:
+        problem: what two forms of one problem have in common, as `7 * 8` and `8 * 7`.
+    """
+    forms: dict[Hashable, list[T]] = {}
+    for item in items:
+        forms.setdefault(problem(item), []).append(item)
+    problems = list(forms.values())
+    dice.shuffle(problems)
+    parts: dict[str, list[T]] = {split: [] for split in sizes}
+    for own in problems:
+        split = next((split for split, size in sizes.items() if len(parts[split]) + len(own) <= size), None)
+        if split is not None:
+            parts[split] += own
+    for part in parts.values():
+        dice.shuffle(part)
+    return parts
 
 
 def draw_tasks(draw: Callable[[random.Random, int], Task | None], *, seed: int, split: str, count: int) -> list[Task]:

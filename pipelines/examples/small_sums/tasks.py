@@ -1,15 +1,17 @@
 """tasks: seed, split, count -> questions like `How much is 7 * 8?`, within reach of a pretrained model of 135M parameters.
 
-The split of an expression depends on nothing else, so that splits never overlap, whatever the seeds and counts.
+The split of an expression depends on nothing else, so that splits never overlap, whatever the seeds and counts. `7 * 8` and
+`8 * 7` count as one, and `7 + 8` and `8 + 7`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 
+from pipelines.tasks.splits import share_out
 from stores.types import Task
 
 SIZES = {"test": 200, "gate": 40, "train": 116}
@@ -47,14 +49,13 @@ def _split(split: str) -> list[tuple[str, int, int]]:
     """Returns the split's expressions, each with its value and the wording that it has where it comes once."""
     draw = random.Random("small_sums")
     items = [(x, value, draw.randrange(len(WORDINGS))) for x, value in expressions()]
-    draw.shuffle(items)
-    return items[_places(SIZES, split)]
+    return share_out(items, SIZES, problem=lambda item: _problem(item[0]), dice=draw)[split]
 
 
-def _places(sizes: Mapping[str, int], split: str) -> slice:
-    """Returns where a split's items lie among those of all splits, which follow each other in the order of `sizes`."""
-    begin = sum(sizes[earlier] for earlier in list(sizes)[: list(sizes).index(split)])
-    return slice(begin, begin + sizes[split])
+def _problem(expression: str) -> tuple[str, ...]:
+    """Returns what an expression has in common with one whose numbers are exchanged and that has the same value."""
+    a, sign, b = expression.split()
+    return (sign, a, b) if sign == "-" else (sign, *sorted((a, b)))
 
 
 def expressions() -> Iterator[tuple[str, int]]:
@@ -80,7 +81,9 @@ def generate_chained(*, seed: int, split: str, count: int) -> list[Task]:
         raise ValueError(f"small_sums: split {split!r} with {count} tasks was asked for; there are {CHAINED_SIZES}")
     digits = range(2, 10)
     items = [(a, b, c, s) for a, b, c, s in product(digits, digits, digits, "+-") if s == "+" or a * b > c]
-    random.Random("chained_sums").shuffle(items)
+    parts = share_out(
+        items, CHAINED_SIZES, problem=lambda item: (*sorted(item[:2]), *item[2:]), dice=random.Random("chained_sums")
+    )
     tasks = [
         Task(
             task_id=f"chained-sums-{a}-{b}-{sign}-{c}",
@@ -89,6 +92,6 @@ def generate_chained(*, seed: int, split: str, count: int) -> list[Task]:
             source="chained_sums",
             metadata={"first": f"{a} * {b}", "then": f"{sign} {c}"},
         )
-        for a, b, c, sign in items[_places(CHAINED_SIZES, split)]
+        for a, b, c, sign in parts[split]
     ]
     return random.Random(f"{seed}/{split}").sample(tasks, count)

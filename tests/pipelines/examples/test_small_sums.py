@@ -28,6 +28,17 @@ def test_no_expression_is_in_two_splits_whatever_the_seed() -> None:
     }
     assert {split: len(found) for split, found in of.items()} == SIZES
     assert len(set.union(*of.values())) == sum(SIZES.values())
+    assert_apart({split: {ordered(x) for x in found} for split, found in of.items()})
+
+
+def ordered(expression: str) -> str:
+    """The expression, with the smaller number first where their order changes nothing."""
+    a, sign, b = expression.split()
+    return expression if sign == "-" or int(a) <= int(b) else f"{b} {sign} {a}"
+
+
+def assert_apart(of: dict[str, set[str]]) -> None:
+    assert len(set.union(*of.values())) == sum(map(len, of.values())) > 240
 
 
 @pytest.mark.parametrize("split", SIZES)
@@ -73,6 +84,10 @@ def test_tasks_of_two_steps_are_in_one_split_and_their_steps_lead_to_the_answer(
         product = eval(task.metadata["first"])
         assert task.answers == (str(eval(f"{product} {task.metadata['then']}")),)
         assert task.prompt == f"What is {task.metadata['first']} {task.metadata['then']}?" and int(task.answers[0]) > 0
+    forms = {
+        split: [(ordered(t.metadata["first"]), t.metadata["then"]) for t in part] for split, part in tasks_of.items()
+    }
+    assert_apart({split: {f"{first} {then}" for first, then in part} for split, part in forms.items()})
     with pytest.raises(ValueError, match="split 'gate' with 41 tasks was asked for"):
         generate_chained(seed=0, split="gate", count=41)
 
@@ -88,7 +103,8 @@ def test_the_second_agent_goes_on_with_what_the_first_found() -> None:
         asked.append(TwoSteps.first.prompt.format(**values))
         return Equation().parse("7 * 8 = 55").fields
 
-    (task,) = [t for t in generate_chained(seed=0, split="train", count=700) if t.prompt == "What is 7 * 8 + 5?"]
+    tasks = [t for split, count in CHAINED_SIZES.items() for t in generate_chained(seed=0, split=split, count=count)]
+    (task,) = [t for t in tasks if t.prompt == "What is 7 * 8 + 5?"]
     outcome = asyncio.run(TwoSteps().run(task, SimpleNamespace(first=first, second=second), None))
     assert [text.splitlines()[1] for text in asked] == ["What is 7 * 8?", "What is 55 + 5?"]
     assert outcome.answer == "60"
