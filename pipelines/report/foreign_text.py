@@ -14,9 +14,9 @@ class ForeignText(Text):
     """Text as it is, also where it has `[...]`; control characters are replaced."""
 
     def __init__(self, text: str = "", *args: Any, **kwargs: Any) -> None:
-        """See `Text`."""
+        """Takes what `Text` takes, and replaces control characters in it."""
         super().__init__(text.translate(CONTROL), *args, **kwargs)
 
     def append(self, text: Any, style: Any = None) -> Text:
-        """See `Text`, whose `assemble` comes here too."""
+        """Appends as `Text` does, without control characters; `Text.assemble` comes here, too."""
         return super().append(text.translate(CONTROL) if isinstance(text, str) else text, style)
