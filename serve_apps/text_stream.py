@@ -45,10 +45,10 @@ class TextStream:
 
     def _before_stop(self, text: str) -> str:
         """Returns the text before the first stop string in it, which `stop` names from then on; all of it where there is none."""
-        found = [(position, stop) for stop in self._stops if (position := text.find(stop)) >= 0]
-        if not found:
+        matches = [(position, stop) for stop in self._stops if (position := text.find(stop)) >= 0]
+        if not matches:
             return text
-        position, self.stop = min(found, key=itemgetter(0))
+        position, self.stop = min(matches, key=itemgetter(0))
         return text[:position]
 
 

@@ -22,8 +22,8 @@ PLAYED = ("episode_id", "status", "started_at", "duration_s")
 
 def played_rows(table: Table, where: str) -> list[tuple[str, ...]]:
     """Returns the `PLAYED` columns of the matching episodes as text, sorted."""
-    found = table.search().where(where).select(list(PLAYED)).to_arrow()
-    columns = [map(str, found[name].to_pylist()) for name in PLAYED]
+    episodes = table.search().where(where).select(list(PLAYED)).to_arrow()
+    columns = [map(str, episodes[name].to_pylist()) for name in PLAYED]
     return sorted(zip(*columns, strict=True))
 
 

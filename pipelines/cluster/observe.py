@@ -41,9 +41,11 @@ def send_iteration(rows: Sequence[StageRow]) -> None:
 
 def send_champion(run_id: str, version: int) -> None:
     """Sends which team version is the champion; it has moved already, so that no fault of the cluster may fail the move."""
+    from ray.exceptions import RayError
+
     try:
         send([("troupe_champion_version", version, {"run": run_id})])
-    except Exception as error:  # noqa: BLE001 - Ray raises errors of many kinds where a cluster goes away
+    except (RayError, OSError, RuntimeError, ValueError) as error:  # what Ray raises where a cluster goes away
         logger.warning("the champion's version could not be sent: %s", error)
 
 

@@ -64,13 +64,13 @@ class Timelines:
         names = {RunValue.TIME.of(k): k for k in numbers if k not in self._accounts}
         kept = journal.values(run_id, names)
         for name, number in names.items():
-            found = self._parsed(name, kept[name], Account.from_json) if name in kept else None
-            if found is None:
+            total = self._parsed(name, kept[name], Account.from_json) if name in kept else None
+            if total is None:
                 timeline = self._compute(number)
-                found = account(timeline)
+                total = account(timeline)
                 if timeline.is_settled and not self._run.is_read_only:
-                    journal.put_value(run_id, name, found.to_json())
-            self._accounts[number] = found
+                    journal.put_value(run_id, name, total.to_json())
+            self._accounts[number] = total
         return {number: self._accounts[number] for number in numbers}
 
     def is_settled(self, iteration: int) -> bool:

@@ -42,8 +42,8 @@ class Admission:
             return {}
         left, counted_at = self._buckets.get(key.name, (float(rate), time.monotonic()))
         left = min(rate, left + (time.monotonic() - counted_at) * rate / 60)
-        told = str(rate), str(int(left)), f"{(rate - left) * 60 / rate:.3f}s"
-        return dict(zip(RATE_HEADERS, told, strict=True))
+        values = str(rate), str(int(left)), f"{(rate - left) * 60 / rate:.3f}s"
+        return dict(zip(RATE_HEADERS, values, strict=True))
 
     def count_request(self, key: ApiKey) -> None:
         """Counts one more request of this key; ApiError 429 where it has made too many in the last minute.

@@ -63,11 +63,13 @@ def test_the_tasks_are_different_problems_with_right_answers() -> None:
 
 def test_a_problem_and_the_same_with_its_factors_exchanged_are_in_one_set_of_tasks() -> None:
     texts = team_files("my_team")
-    of = {}
+    problems = {}
     for section in NUM_TASKS:
         questions = [json.loads(line)["question"] for line in texts[f"tasks/{section}.jsonl"].splitlines()]
-        of[section] = {(a, *sorted((b, c))) for a, b, c in (re.split(r"[+*]", question) for question in questions)}
-    assert len(set.union(*of.values())) == sum(map(len, of.values())) > 300
+        problems[section] = {
+            (a, *sorted((b, c))) for a, b, c in (re.split(r"[+*]", question) for question in questions)
+        }
+    assert len(set.union(*problems.values())) == sum(map(len, problems.values())) > 300
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:

@@ -357,9 +357,9 @@ def test_failing_costs_what_the_same_agent_loses_in_the_same_group() -> None:
                 outcome=0.0, rewards=tuple(turn_reward(t, i, {"made": r}) for i, r in enumerate(earned[t.episode_id]))
             ),
         )
-        of = {"e0": "g", "e1": "h", "e2": "g"}
+        groups = {"e0": "g", "e1": "h", "e2": "g"}
         first, other, failed = (
-            replace(t, episode_id=name, group_id=of[name]) for t, name in zip(turns, of, strict=True)
+            replace(t, episode_id=name, group_id=groups[name]) for t, name in zip(turns, groups, strict=True)
         )
         failed = replace(failed, status=EpisodeStatus.TOOL_ERROR, cause=Cause.POLICY)
         alone = replace(failed, group_id="i")

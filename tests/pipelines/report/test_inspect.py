@@ -96,9 +96,16 @@ def test_brackets_in_the_error_of_a_stage_are_shown_as_they_are(tmp_path: Path) 
 
 def test_brackets_in_an_explanation_are_shown_as_they_are() -> None:
     value = {"turn_index": 0, "agent": "[a]", "before": 0.5, "num_replays": 16}
-    found = {"values": [value], "turn_index": 0, "agent": "[a]", "ci95": [-0.5, -0.1], "cost": -0.3, "before": 0.5}
-    found |= {"after": 0.2, "is_certain": True, "episode_id": "e", "outcome": 0.0, "num_replays": 16}
-    text = shown(explanation_view({**found, "completion": "[/a]", "alternative": None}))
+    explanation = {
+        "values": [value],
+        "turn_index": 0,
+        "agent": "[a]",
+        "ci95": [-0.5, -0.1],
+        "cost": -0.3,
+        "before": 0.5,
+    }
+    explanation |= {"after": 0.2, "is_certain": True, "episode_id": "e", "outcome": 0.0, "num_replays": 16}
+    text = shown(explanation_view({**explanation, "completion": "[/a]", "alternative": None}))
     assert "│ [a]" in text and "turn 0 ([a]) said" in text and "[/a]" in text
 
 
