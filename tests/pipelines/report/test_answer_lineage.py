@@ -6,16 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stage_records import collected, finish, trained
 from test_from_run import Stored
 from test_from_service import ABOUT, serve, some_traces, take
+from test_lineage import score_and_train
 
 from pipelines.report.answer_lineage import lineage_of_id
 from pipelines.report.lineage import lineage_of_episode, lineage_of_team
 from pipelines.run.run import Run
 from pipelines.stages.promote import register_team
-from pipelines.stages.running import run_stage
-from stores.manifest import Probe
 from stores.served import ServedStore
 from stores.types import SERVED, Purpose
 from tests.train_loops.synthetic_traces import GROUP
@@ -35,19 +33,7 @@ def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     serve(run, some_traces(run, 3), [0.5, None, -1.0])
     _, taken = take(run)
     pinned = run.traces.pin_episodes(run_id=run.run_id, iteration=1, purpose=Purpose.TRAIN, team_key=taken[0].team_key)
-    finish(run, 1, collected(traces=pinned, policy_versions={GROUP: 0}))
-    run_stage(run, "score", 1)
-    ref = run.weights.commit(
-        Path(models[GROUP].uri.removeprefix("file://")),
-        model_group=GROUP,
-        version=1,
-        parent=models[GROUP].version,
-        run_id=run.run_id,
-        iteration=1,
-        probe=Probe(sequences=((3, 4),), logprobs=((-1.0,),)),
-    )
-    finish(run, 1, trained(model=ref), GROUP)
-    assert register_team(run, {GROUP: ref}, iteration=1, evaluation={}) == 2
+    assert score_and_train(run, models, pinned) == 2
     return run
 
 

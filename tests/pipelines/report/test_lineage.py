@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,14 @@ from pipelines.run.run import Run
 from pipelines.stages.promote import register_team
 from pipelines.stages.running import run_stage
 from stores.manifest import Probe
-from stores.types import Cause, EpisodeStatus, Purpose, Trace
+from stores.types import Cause, EpisodeStatus, ModelVersionRef, Purpose, Trace, TracesRef
 from tests.train_loops.synthetic_traces import GROUP, sample_traces
 
 pytestmark = pytest.mark.test
 
 
-def trained_on(run: Run, traces: list[Trace]) -> dict[str, Any]:
-    """What iteration 1 of a run leaves that trains on these; returns the lineage of its team, the second one."""
-    models = run.parents(1)
-    register_team(run, models, iteration=0, evaluation={})
-    run.traces.write_episodes(traces)
-    pinned = run.traces.pin_episodes(run_id=run.run_id, iteration=1, purpose=Purpose.TRAIN, team_key="v0")
+def score_and_train(run: Run, models: Mapping[str, ModelVersionRef], pinned: TracesRef) -> int:
+    """Does iteration 1 after these episodes: scored, trained to version 1, registered; returns the version of the team."""
     finish(run, 1, collected(traces=pinned, policy_versions={GROUP: 0}))
     run_stage(run, "score", 1)
     ref = run.weights.commit(
@@ -39,7 +36,16 @@ def trained_on(run: Run, traces: list[Trace]) -> dict[str, Any]:
         probe=Probe(sequences=((3, 4),), logprobs=((-1.0,),)),
     )
     finish(run, 1, trained(model=ref), GROUP)
-    register_team(run, {GROUP: ref}, iteration=1, evaluation={})
+    return register_team(run, {GROUP: ref}, iteration=1, evaluation={})
+
+
+def trained_on(run: Run, traces: list[Trace]) -> dict[str, Any]:
+    """What iteration 1 of a run leaves that trains on these; returns the lineage of its team, the second one."""
+    models = run.parents(1)
+    register_team(run, models, iteration=0, evaluation={})
+    run.traces.write_episodes(traces)
+    pinned = run.traces.pin_episodes(run_id=run.run_id, iteration=1, purpose=Purpose.TRAIN, team_key="v0")
+    score_and_train(run, models, pinned)
     return lineage_of_team(run, *run.registry.load(run.team_name, 2))
 
 
