@@ -219,7 +219,7 @@ class TeamConfig(Settings):
     num_epochs: int = Field(4, ge=1)
     """The number of passes over the episodes in each iteration."""
     num_minibatches: int = Field(4, ge=1)
-    """The number of optimizer steps per pass of the central critic, at most one per turn. The mixer ignores it: it makes one
+    """The number of optimizer steps per pass of the central critic, at most one per turn. A mixer does not read it: it makes one
     step per 64 episodes that it learns from, and at least one per pass."""
     gamma: float = Field(0.99, gt=0, le=1)
     """The discount per turn."""
@@ -238,7 +238,7 @@ class TeamConfig(Settings):
     hidden_size: int = Field(64, ge=1)
     """The width of the hidden layers of critic, Q functions and hypernetworks."""
     target_tau: float = Field(0.005, gt=0, le=1)
-    """The rate at which target critics and the target mixer follow after every step. The default is for thousands of steps.
+    """The rate at which the target Q functions and the target mixer follow after every step. The default is for thousands of steps.
     Where an iteration has few, take 0.1: a reward at an episode's end then reaches its first turns sooner."""
     replay_episodes: int = Field(5000, ge=1)
     """The number of newest episodes that the mixer learns from."""
@@ -351,6 +351,19 @@ TEAM = "team"
 """The name of the whole-team learner beside those of the model groups, for its task, its versions and its jobs."""
 TEAM_CRITIC_ALGORITHMS = ("mappo", "happo")
 """Their values come from the team's central critic, not from one of the model group's."""
+MIXERS = ("vdn", "qmix")
+TEAM_SETTINGS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("optimizer", "num_epochs", "gamma", "embedding_size", "hidden_size"), TEAM_CRITIC_ALGORITHMS + MIXERS
+    ),
+    **dict.fromkeys(
+        ("num_minibatches", "gae_lambda", "value_clip", "huber_delta", "value_norm"), TEAM_CRITIC_ALGORITHMS
+    ),
+    **dict.fromkeys(("order", "max_log_factor"), ("happo",)),
+    **dict.fromkeys(("target_tau", "replay_episodes", "warmup_iterations"), MIXERS),
+    "mixer_size": ("qmix",),
+}
+"""The algorithms and mixers that read a setting of `train.team`."""
 
 
 class TrainConfig(Settings):
@@ -462,6 +475,18 @@ class TrainConfig(Settings):
                 f"train.critic is set but algorithm {self.algorithm!r} has no critic of its own: use ppo or ippo, "
                 "or drop it (mappo and happo: the central critic's settings are train.team)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _team_settings_are_used(self) -> Self:
+        learner = self.algorithm if self.algorithm in TEAM_CRITIC_ALGORITHMS else self.team.mixer
+        usual = TeamConfig()
+        for name, learners in TEAM_SETTINGS.items():
+            if learner not in learners and getattr(self.team, name) != getattr(usual, name):
+                raise ValueError(
+                    f"train.team.{name} is set, which only {', '.join(learners)} read{'s' * (len(learners) == 1)}: algorithm is "
+                    f"{self.algorithm!r} and train.team.mixer {self.team.mixer!r}: take one of those, or drop the setting"
+                )
         return self
 
 

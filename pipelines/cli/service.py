@@ -261,8 +261,11 @@ def key(
     name: Annotated[str, typer.Argument(help="The name of its user, which metrics show.")],
     file: Annotated[Path, typer.Option(help="The gateway's `keys_file`; it is made if it is missing.")],
     scope: Annotated[
-        list[str], typer.Option(help="What it allows: call, feedback, metrics or admin. May be given several times.")
-    ] = ["call"],  # noqa: B006
+        list[str] | None,
+        typer.Option(
+            help="What it allows: call, feedback, metrics or admin. May be given several times. Default: call."
+        ),
+    ] = None,
     days: Annotated[float | None, typer.Option(min=0, help="Days until it expires. Default: never.")] = None,
     per_minute: Annotated[int | None, typer.Option(min=1, help="How many requests it may make per minute.")] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Removes the key of this name instead.")] = False,
@@ -270,11 +273,14 @@ def key(
     """Make an API key for the gateway, which is shown once and stored as a hash, or revoke one. It takes effect within seconds."""
     from serve_apps.gateway.api_keys import SCOPES, make_key, read_keys, write_keys
 
-    if unknown := [s for s in scope if s not in SCOPES]:
+    scopes = tuple(scope or ["call"])
+    if unknown := [s for s in scopes if s not in SCOPES]:
         raise ValueError(f"--scope {unknown[0]}: scopes are {', '.join(SCOPES)}")
     keys = read_keys(file) if file.exists() else []
     known = [k for k in keys if k.name == name]
     if revoke:
+        given = {"--scope": scope, "--days": days, "--per-minute": per_minute}
+        _refuse(given, "has no effect on a key that --revoke removes")
         if not known:
             raise ValueError(f"{file} has no key {name!r}; it has {', '.join(k.name for k in keys) or 'none'}")
         write_keys(file, [k for k in keys if k.name != name])
@@ -283,7 +289,7 @@ def key(
     if known:
         raise ValueError(f"{file} has a key {name!r} already: revoke it first, or take another name")
     expires_at = None if days is None else time.time() + days * 86_400
-    secret, made = make_key(name, scopes=tuple(scope), expires_at=expires_at, requests_per_minute=per_minute)  # type: ignore[arg-type]
+    secret, made = make_key(name, scopes=scopes, expires_at=expires_at, requests_per_minute=per_minute)  # type: ignore[arg-type]
     write_keys(file, [*keys, made])
     typer.echo(secret)
 
@@ -330,7 +336,9 @@ def rollback(
 @reports_errors
 def watch(
     config: RunName,
-    team: Annotated[str, typer.Option(help="The alias or version of the team that plays.")] = "champion",
+    team: Annotated[
+        str | None, typer.Option(help="The alias or version of the team that plays. Default: champion.")
+    ] = None,
     section: Annotated[
         list[str] | None,
         typer.Option(
@@ -358,7 +366,8 @@ def watch(
     from pipelines.cluster.connect import connect
 
     if accept:
-        _refuse({"--section": section, "--exit-code": exit_code}, "has no effect with --accept, which plays nothing")
+        given = {"--team": team, "--section": section, "--exit-code": exit_code}
+        _refuse(given, "has no effect with --accept, which plays nothing")
     run = existing_run(config, root)
     if accept:
         from pipelines.monitoring.watching import accept as accept_alarms
@@ -368,6 +377,6 @@ def watch(
     connect(address)
     from pipelines.runners.watch_champion import watch as watch_team
 
-    checked = watch_team(run, team, section or ())
+    checked = watch_team(run, team or "champion", section or ())
     hand_back(checked)
     _exit_as(checked["state"], exit_code=exit_code)

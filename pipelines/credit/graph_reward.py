@@ -63,7 +63,7 @@ class GraphReward:
         return agent not in self.untrained
 
     def _credit(self, trace: Trace, outcome: float) -> Credit:
-        paid = [self._shares(turn.agent) for turn in trace.turns]
+        paid = [self.shares(turn.agent) for turn in trace.turns]
         each = self.outcome_weight * (outcome / max(1, sum(paid)) if self.share == "split" else outcome)
         rewards = []
         for i, turn in enumerate(trace.turns):
@@ -75,5 +75,6 @@ class GraphReward:
             rewards.append(turn_reward(trace, i, parts))
         return Credit(outcome=outcome, rewards=tuple(rewards))
 
-    def _shares(self, agent: str) -> bool:
+    def shares(self, agent: str) -> bool:
+        """Says whether turns of the node `agent` get a share of the outcome."""
         return agent in self.sharing if self.sharing else self.pays(agent)

@@ -24,7 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.credit.inner import PLACE, load_inner
-from pipelines.credit.rule import Credit, CreditKind, caps_failed, credits_of, failed_credit, pays, worst_outcome
+from pipelines.credit.rule import (
+    Credit,
+    CreditKind,
+    caps_failed,
+    credits_of,
+    failed_credit,
+    pays,
+    shares,
+    worst_outcome,
+)
 from pipelines.credit.turn_values import fit, logistic_regression, turn_features
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
@@ -112,6 +121,10 @@ class InferredReward:
     def pays(self, agent: str) -> bool:
         """Says whether the inner rule pays `agent`."""
         return pays(self.inner, agent)
+
+    def shares(self, agent: str) -> bool:
+        """Says whether `agent` shares the outcome of the inner rule."""
+        return shares(self.inner, agent)
 
     def infer(
         self, rewards: Sequence[EpisodeRewards], traces: Sequence[Trace], past: Sequence[PastEpisode]

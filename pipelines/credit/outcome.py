@@ -60,7 +60,7 @@ class OutcomeShare:
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit; the outcome is the metric of `trace.answer`. A missing answer is wrong."""
         outcome = self.metric(trace.answer, trace.task.answers)
-        is_sharing = [not self.sharing or turn.agent in self.sharing for turn in trace.turns]
+        is_sharing = [self.shares(turn.agent) for turn in trace.turns]
         each = outcome / max(1, sum(is_sharing)) if self.share == "split" else outcome
         rewards = [
             turn_reward(
@@ -71,3 +71,7 @@ class OutcomeShare:
             for i, turn in enumerate(trace.turns)
         ]
         return Credit(outcome=outcome, rewards=tuple(rewards))
+
+    def shares(self, agent: str) -> bool:
+        """Says whether turns of `agent` get a share of the outcome."""
+        return not self.sharing or agent in self.sharing

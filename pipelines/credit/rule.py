@@ -42,7 +42,8 @@ class CreditRule(Protocol):
     cannot know what others earn has `caps_failed = True`, so that this goes for it, too.
 
     A rule under which some agents do not train says so by a method `pays(agent) -> bool`, so that their turns are not paid
-    in episodes either that it is not asked about.
+    in episodes either that it is not asked about. A rule under which some agents train without a share of the outcome says so by a
+    method `shares(agent) -> bool`; in those episodes such an agent earns 0.
     """
 
     kind: CreditKind
@@ -143,6 +144,12 @@ def pays(rule: CreditRule, agent: str) -> bool:
     return says is None or bool(says(agent))
 
 
+def shares(rule: CreditRule, agent: str) -> bool:
+    """Says whether turns of `agent` get a share of the outcome."""
+    says = getattr(rule, "shares", None)
+    return says is None or bool(says(agent))
+
+
 def caps_failed(rule: CreditRule) -> bool:
     """Says whether failing is paid at most the least that others earn: unless the rule itself says what a failure earns."""
     return bool(getattr(rule, "caps_failed", not hasattr(rule, "assign_failed")))
@@ -217,18 +224,21 @@ def caller_score(trace: Trace) -> float | None:
 
 
 def caller_credit(rule: CreditRule, trace: Trace, score: float) -> Credit:
-    """Returns the outcome (score + 1) / 2, in [0, 1], as the reward of each turn that the rule `pays`, or of the last one if `kind` is
-    `increments`."""
+    """Returns the outcome (score + 1) / 2, in [0, 1], as the reward of each turn that shares it, or of the last one of those if `kind`
+    is `increments`."""
     outcome = (score + 1) / 2
     rewards = [turn_reward(trace, i, {"caller": earned}) for i, earned in by_position(rule, trace, outcome).items()]
     return Credit(outcome=outcome, rewards=tuple(rewards))
 
 
 def by_position(rule: CreditRule, trace: Trace, outcome: float) -> dict[int, float]:
-    """Returns what the turns that the rule `pays` get of an outcome, by position: each all of it, or the last one of `increments`."""
+    """Returns what the turns that the rule `pays` get of an outcome, by position: each that shares it all of it, or the last one of
+    those for `increments`; the others 0."""
     paid = [i for i, turn in enumerate(trace.turns) if pays(rule, turn.agent)]
-    last = max(paid, key=lambda i: trace.turns[i].turn_index, default=None)
-    return {i: outcome if rule.kind == "returns" or i == last else 0.0 for i in paid}
+    sharing = [i for i in paid if shares(rule, trace.turns[i].agent)]
+    if rule.kind == "increments":
+        sharing = sorted(sharing, key=lambda i: trace.turns[i].turn_index)[-1:]
+    return {i: outcome if i in sharing else 0.0 for i in paid}
 
 
 def score_traces(rule: CreditRule, traces: Sequence[Trace], *, version: str) -> list[EpisodeRewards]:

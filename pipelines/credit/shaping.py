@@ -21,6 +21,7 @@ from pipelines.credit.rule import (
     credits_of,
     failed_credit,
     pays,
+    shares,
     turn_reward,
     worst_outcome,
 )
@@ -106,6 +107,10 @@ class Shaping(ABC):
     def pays(self, agent: str) -> bool:
         """Says whether the inner rule pays `agent`."""
         return pays(self.inner, agent)
+
+    def shares(self, agent: str) -> bool:
+        """Says whether `agent` shares the outcome of the inner rule."""
+        return shares(self.inner, agent)
 
     def takes(self, agent: str) -> bool:
         """Says whether the turns of `agent` are shaped."""

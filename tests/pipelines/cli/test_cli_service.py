@@ -57,6 +57,8 @@ def test_a_key_is_shown_once_kept_as_a_hash_and_revoked_by_name(tmp_path: Path) 
     assert code == 2 and "has a key 'web' already" in said
     assert run("key", "web", "--file", str(file), "--revoke") == (0, "revoked web\n")
     assert json.loads(file.read_text()) == []
+    code, said = run("key", "web", "--file", str(file), "--revoke", "--scope", "call")
+    assert code == 2 and "--scope has no effect on a key that --revoke removes" in said
     code, said = run("key", "web", "--file", str(file), "--revoke")
     assert code == 2 and "has no key 'web'; it has none" in said
 
@@ -82,6 +84,7 @@ def test_what_is_no_scope_no_key_file_or_no_team_is_told(tmp_path: Path) -> None
         ("shadow small --end --share 1", "--share has no effect on shadow traffic"),
         ("serve small@champion --exit-code", "--exit-code needs --guard"),
         ("watch --run small --accept usual --exit-code", "--exit-code has no effect with --accept"),
+        ("watch --run small --accept usual --team candidate", "--team has no effect with --accept"),
     ],
 )
 def test_an_option_that_would_have_no_effect_is_refused(tmp_path: Path, command: str, said: str) -> None:

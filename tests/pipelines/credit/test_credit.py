@@ -14,6 +14,7 @@ from pipelines.credit.game_scores import GameScores
 from pipelines.credit.inferred import InferredReward
 from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.math_progress import MathProgress
+from pipelines.credit.outcome import OutcomeShare
 from pipelines.credit.posted_score import PostedScore
 from pipelines.credit.rule import (
     Credit,
@@ -258,6 +259,24 @@ def test_an_agent_that_does_not_train_is_paid_nothing_in_episodes_that_failed_or
     for episode, reward in ((failed, 0.0), (served, 0.75)):
         paid = score_trace(rule, episode, version="v").rewards
         assert [(r.agent, r.reward) for r in paid] == [("solver", reward)]
+
+
+SHARED = {"path": "pipelines.credit.outcome:OutcomeShare", "settings": {"sharing": ["solver"], "format_weight": 0.5}}
+
+
+@pytest.mark.parametrize(
+    "rule", [OutcomeShare(sharing=["solver"], format_weight=0.5), SharedSum(SHARED), InferredReward(SHARED)]
+)
+def test_an_agent_without_a_share_of_the_outcome_gets_none_in_served_episodes_either(rule: CreditRule) -> None:
+    played = trace(chain("1", "1", "1", bad_format=["verifier"])[:2], "1")
+    served = replace(played, outcome_metadata={SERVED: {"score": 0.5}})
+    paid = score_trace(rule, served, version="v").rewards
+    assert [(r.agent, r.reward) for r in paid] == [("solver", 0.75), ("verifier", 0.0)]
+    failed = replace(played, status=EpisodeStatus.TIMEOUT, cause=Cause.POLICY)
+    assert [(r.agent, r.reward) for r in score_trace(rule, failed, version="v").rewards] == [
+        ("solver", 0.0),
+        ("verifier", -0.5),
+    ]
 
 
 def test_of_increments_the_last_turn_that_is_paid_gets_the_outcome() -> None:

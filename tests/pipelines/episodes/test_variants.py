@@ -193,6 +193,18 @@ GREEDY = {"variants": {"kind": "greedy"}}
             r"mixer: vdn gives turns their credit, and algorithm 'remax'.*take algorithm: dr_mas",
         ),
         (
+            {"train": {"team": {"num_epochs": 2}}},
+            r"train\.team\.num_epochs is set, which only mappo, happo, vdn, qmix read: .*'dr_mas'.*mixer 'none'.*drop the setting",
+        ),
+        (
+            {"train": {"algorithm": "mappo", "team": {"order": "fixed"}}},
+            r"train\.team\.order is set, which only happo reads",
+        ),
+        (
+            {"train": {"team": {"mixer": "vdn", "gae_lambda": 0.9}}},
+            r"train\.team\.gae_lambda is set, which only mappo, happo read",
+        ),
+        (
             {"train": {"algorithm": "mappo"}, "model_groups": "mixed versions"},
             r"model_groups\.b\.train\.train_mixed_versions = True.*same episodes.*set it in `train`",
         ),

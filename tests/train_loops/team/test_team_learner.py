@@ -34,9 +34,9 @@ LR = OptimizerConfig(lr=3e-3, max_grad_norm=10.0)
 
 
 def config(mixer: str = "none", algorithm: str = "dr_mas", **changes: object) -> TrainConfig:
-    team = TeamConfig(
-        mixer=mixer, optimizer=LR, num_epochs=20, embedding_size=16, hidden_size=32, mixer_size=8, **changes
-    )
+    if mixer == "qmix":
+        changes["mixer_size"] = 8
+    team = TeamConfig(mixer=mixer, optimizer=LR, num_epochs=20, embedding_size=16, hidden_size=32, **changes)
     return TrainConfig(algorithm=algorithm, team=team)
 
 
