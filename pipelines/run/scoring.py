@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from pipelines.credit.rule import score_traces
 from pipelines.run.run import Run
@@ -28,8 +29,8 @@ def rewards_for(run: Run, trace: Trace) -> EpisodeRewards | None:
     if not stored:
         return None
     by_version = {rewards.credit_version: rewards for rewards in stored}
-    own = [run.scored_version(iteration) for iteration in range(run.config.iterations, 0, -1)]
-    return next((by_version[version] for version in [*own, run.credit_version] if version in by_version), None)
+    own = (run.scored_version(iteration) for iteration in range(run.config.iterations, 0, -1))
+    return next((by_version[version] for version in chain(own, [run.credit_version]) if version in by_version), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
