@@ -37,7 +37,8 @@ def rollback_team(run: ScheduledRun) -> DAG:
             body="Reason: {{ params.reason }}",
         )
         chosen = ["--reason", "{{ params.reason }}", "{{ '--to=%d' % params.to if params.to else '' }}"]
-        approve >> team_job(run, "rollback", arguments=["--run", name, *chosen], outlets=[team_asset(run)])
+        # Not repeated by itself: without `to`, a second rollback would go one champion further back.
+        approve >> team_job(run, "rollback", arguments=["--run", name, *chosen], outlets=[team_asset(run)], retries=0)
     return dag
 
 

@@ -2,11 +2,12 @@
 
     begin ──> collect ──> score ──> train (mapped over model groups) ──> sync ──> evaluate ──> gate ─┬─> promote ─┬─> record
                                                                                                       └─> report ──┘
+    promote ──> in_service (asset troupe://team/<run>)
 
 `begin` gives the DAG run its iteration, or skips the DAG run and says why. With `loop.max_lag` the next DAG run begins while this one
-trains, and its stages wait for those of this one that they need. `promote` moves the champion and updates the asset
-`troupe://team/<run>`; `report` records why the champion stays. With `promote.deploy: canary` the canary is part of
-`promote`, and only a team that was not sent back (`moved`) updates the asset. `record` returns the check of the iteration's
+trains, and its stages wait for those of this one that they need. `promote` moves the champion, and `in_service` updates the
+asset where it did: a canary, which is part of `promote`, may send the team back, and somebody may have moved the champion since
+the gate. `report` records why the champion stays. `record` returns the check of the iteration's
 figures (XCom `watch`); with `watch.on_alarm: fail` an alarm fails the DAG run (`watched`, `alarm`), and `begin` skips.
 """
 
@@ -14,9 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Param, task
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun, find_runs
@@ -61,14 +61,7 @@ def train_team(run: ScheduledRun) -> DAG:
         ).expand(model_group=list(run.config.train_tasks))
         sync = stage_job(run, "sync", **of_iteration)
         evaluate = stage_job(run, "evaluate", **of_iteration, multiple_outputs=True)
-        may_be_sent_back = run.config.promote.deploy == "canary"
-        promote = stage_job(
-            run,
-            "promote",
-            **of_iteration,
-            multiple_outputs=True,
-            outlets=[] if may_be_sent_back else [team_asset(run)],
-        )
+        promote = stage_job(run, "promote", **of_iteration)
         report = stage_job(run, "report", stage="promote", **of_iteration)
         record = team_job(
             run,
@@ -84,14 +77,16 @@ def train_team(run: ScheduledRun) -> DAG:
             print(f"gate: {verdict}: {condition}")
             return "promote" if verdict == "promote" else "report"
 
+        asset = team_asset(run)
+
+        @task(task_id="in_service", outlets=[asset])
+        def in_service(promoted: Any, *, outlet_events: Any) -> None:
+            if promoted["verdict"] != "promote":
+                raise AirflowSkipException(f"the champion stays: {promoted['verdict']}: {promoted['condition']}")
+            outlet_events[asset].extra = promoted
+
         decided = gate(_result(evaluate, "verdict"), _result(evaluate, "condition"))
-        if may_be_sent_back:
-
-            @task.branch(task_id="moved")
-            def moved(verdict: str) -> str | None:
-                return "in_service" if verdict == "promote" else None
-
-            moved(_result(promote, "verdict")) >> EmptyOperator(task_id="in_service", outlets=[team_asset(run)])
+        in_service(promote.output)
         if run.config.watch.on_alarm == "fail":
 
             @task.branch(task_id="watched")

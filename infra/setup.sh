@@ -139,7 +139,7 @@ gpu() {
 }
 
 light() {
-  "$uv" venv --quiet --python "$python" "$1"
+  [ -x "$1/bin/python" ] || "$uv" venv --quiet --python "$python" "$1"
   export VIRTUAL_ENV=$1
   install_lock infra/locks/airflow.txt --quiet
   rm -rf build # of an earlier build: what was removed since would be installed again

@@ -45,8 +45,8 @@ class Pushed(SimpleNamespace):
         setattr(self, key, value)
 
 
-def context(run_id: str = "scheduled__1", **params: Any) -> dict[str, Any]:
-    dag_run = SimpleNamespace(dag_id="train_team__small", run_id=run_id)
+def context(run_id: str = "scheduled__1", *, clear_number: int = 0, **params: Any) -> dict[str, Any]:
+    dag_run = SimpleNamespace(dag_id="train_team__small", run_id=run_id, clear_number=clear_number)
     return {"dag_run": dag_run, "params": params, "ti": Pushed(), "outlet_events": {}}
 
 
@@ -297,6 +297,33 @@ def test_work_by_hand_belongs_to_its_dag_run_and_quotes_what_people_type(server:
     one, two = (deferred(task, context(run)).submission_id for run in ("a", "b"))
     assert one != two
     assert server.requests[one]["entrypoint"].endswith("troupe promote --run small --reason 'a; rm -rf /'")
+
+
+def test_work_by_hand_is_done_again_where_its_task_was_cleared_and_not_where_it_is_retried(server: JobServer) -> None:
+    task = operator("watch", arguments=["--run", "small"])
+    first = deferred(task, context()).submission_id
+    server.put(first, "SUCCEEDED", 'troupe-ref: {"state": "alarm"}\n')
+    assert task.execute(context()) == {"state": "alarm"}
+    assert deferred(task, context(clear_number=1)).submission_id != first
+
+
+def test_the_asset_of_a_team_is_updated_where_its_champion_moved_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    from dags.run_configs import ScheduledRun
+    from dags.train_team import train_team
+
+    config = load_config(SMALL).model_copy(update={"schedule": ScheduleConfig()})
+    task = train_team(ScheduledRun(path=str(SMALL), config=config, folder="")).get_task("in_service")
+    (asset,) = task.outlets
+    events = {asset: SimpleNamespace(extra={})}
+    moved = {"verdict": "promote", "condition": "better", "team_version": 3}
+    task.python_callable(moved, outlet_events=events)
+    assert events[asset].extra == moved
+    with pytest.raises(AirflowSkipException, match="the champion stays: inconclusive: somebody moved it"):
+        task.python_callable({"verdict": "inconclusive", "condition": "somebody moved it"}, outlet_events=events)
 
 
 @pytest.mark.parametrize(

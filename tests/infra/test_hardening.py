@@ -18,6 +18,7 @@ SECRETS = {
     "mlflow": {"mlflow-database", "mlflow-bucket", "mlflow-admin"},
     "jobs": {"troupe-bucket", "troupe-journal", "troupe-mlflow"},
     "node": {"troupe-bucket"},
+    "autoscaler": {"troupe-bucket"},
     "production": {"troupe-weights"},
     "submitter": set(),
 }
@@ -36,6 +37,8 @@ def role(labels: dict[str, str]) -> str:
         return "submitter"
     if labels["troupe/cluster"] == "production":
         return "production"
+    if labels == {"troupe/cluster": "standing", "troupe/node": "head"}:
+        return "autoscaler"
     return "jobs" if labels.get("troupe/jobs") == "true" else "node"
 
 
@@ -123,7 +126,7 @@ def test_a_pod_reaches_what_its_role_needs_and_nothing_else(name: str, template:
     mine = [p["spec"] for p in of_kind("NetworkPolicy") if selects(p["spec"]["podSelector"], labels)]
     ports = {port["port"] for spec in mine for rule in spec.get("egress", []) for port in rule.get("ports", [])}
     expected = {"mlflow": {53, 443, 5432}, "jobs": {53, 443, 5432, 5000}, "node": {53, 443}, "production": {53, 443}}
-    assert ports == ({**expected, "submitter": {53, 8265}})[role(labels)]
+    assert ports == ({**expected, "submitter": {53, 8265}, "autoscaler": {53, 443, 6443}})[role(labels)]
     whole = [rule for spec in mine for rule in spec.get("egress", []) if "ports" not in rule]
     peers = [peer["podSelector"]["matchLabels"] for rule in whole for peer in rule["to"]]
     assert peers == ([{"troupe/cluster": labels["troupe/cluster"]}] if "troupe/cluster" in labels else [])

@@ -323,6 +323,14 @@ def test_the_nightly_run_of_a_cluster_is_the_demo_on_a_schedule() -> None:
     nightly, demo = load_config(INFRA / "cluster" / "nightly.yaml"), load_config(INFRA / "runs" / "demo.yaml")
     check(nightly)
     assert nightly.schedule is not None and nightly.cluster.folder == "/opt/troupe"
+    (wanted,) = nightly.cluster.resources
+    assert f'--resources={{"{wanted}": 1000}}' in compose()["services"]["ray-head"]["command"]
+    assert "resources" not in str(compose()["services"]["ray-worker"]["command"])
+    (standing,) = (document["spec"] for _, document in documents() if document["kind"] == "RayCluster")
+    for group in (standing["headGroupSpec"], *standing["workerGroupSpecs"]):
+        offered = json.loads(json.loads(group["rayStartParams"].get("resources", '"{}"')))
+        starts_jobs = group["template"]["metadata"]["labels"].get("troupe/jobs") == "true"
+        assert list(offered) == [wanted] * starts_jobs, "jobs start where the journal's password is, and nowhere else"
     assert nightly.model_copy(update={"run": "demo"}).sha256 == demo.sha256
     assert "WORKDIR /opt/troupe" in (INFRA / "containers" / "cpu.Dockerfile").read_text()
 
