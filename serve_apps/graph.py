@@ -59,7 +59,7 @@ class Graph:
     text: str
     """The text of the file."""
     reaches: Mapping[str, frozenset[str]]
-    """By node, the nodes that can be reached from it without an edge that closes a cycle."""
+    """By node, the nodes that wait for it: those that can be reached from it, within a cycle without an edge that closes one."""
 
     def leaving(self, node: str) -> list[Edge]:
         """Returns the edges out of a node, in the order of the file."""
@@ -127,7 +127,7 @@ def check_graph(
         max_steps=spec.max_steps,
         stop_on_end=spec.stop_on_end,
         text=text,
-        reaches=_reachability(names, _forward(spec.start, edges)),
+        reaches=_waited_for(reaches, _reachability(names, _forward(spec.start, edges))),
     )
 
 
@@ -249,6 +249,16 @@ def _reachability(names: set[str], edges: Sequence[Edge]) -> dict[str, frozenset
                 todo += after[node]
         reaches[name] = frozenset(reached)
     return reaches
+
+
+def _waited_for(
+    every: Mapping[str, frozenset[str]], forward: Mapping[str, frozenset[str]]
+) -> dict[str, frozenset[str]]:
+    """Returns by node what waits for it: nodes of one cycle wait for each other only along its forward edges, or nothing would run."""
+    return {
+        name: forward[name] | {other for other in reached if name not in every[other]}
+        for name, reached in every.items()
+    }
 
 
 def _forward(start: Sequence[str], edges: Sequence[Edge]) -> list[Edge]:

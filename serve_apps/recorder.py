@@ -75,6 +75,7 @@ class Recorder:
         self.tool_recorder = ToolRecorder(self.events, self.playback)
         self.spans: EpisodeSpans = NO_EPISODE_SPANS
         self.clock, self.began = self.events.clock, self.events.began
+        self._in_order = asyncio.Lock()
 
     @property
     def agents(self) -> Calls:
@@ -116,10 +117,15 @@ class Recorder:
             raise ContextExhausted(
                 f"what agent {name!r} reads has {length} characters, and no more than {most} fit into its context"
             )
-        messages, prompt_ids, cut = await worked_on(
-            length,
-            lambda: fit_prompt(agent, inputs, encode=lambda chat: tokenizer.encode_chat([*chat, *further]), room=room),
-        )
+        async with (
+            self._in_order
+        ):  # calls side by side get their numbers, and so their seeds, in the order of the calls
+            messages, prompt_ids, cut = await worked_on(
+                length,
+                lambda: fit_prompt(
+                    agent, inputs, encode=lambda chat: tokenizer.encode_chat([*chat, *further]), room=room
+                ),
+            )
         if further:
             prompt_ids = tokenizer.encode_chat(messages)
         text = "\n".join(m["content"] for m in messages)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.credit.rule import Credit, CreditKind, format_penalty, turn_reward
-from stores.types import Trace
-from stores.world_calls import info_of
+from pipelines.credit.rule import Credit, CreditKind, failed_credit, format_penalty, turn_reward
+from stores.types import EpisodeStatus, Trace
+from stores.world_calls import info_of, is_world_call
 
 
 class GameScores:
@@ -39,6 +39,10 @@ class GameScores:
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit of an episode. Raises ValueError where no world of the environment was opened."""
         shown = [c for c in trace.tool_calls if c.tool == self.environment and c.response is not None]
+        if trace.status is not EpisodeStatus.OK and not any(
+            map(is_world_call, trace.tool_calls)
+        ):  # it was cut before a world began
+            return failed_credit(self, trace)
         if not shown:
             known = ", ".join(sorted({call.tool for call in trace.tool_calls})) or "none"
             raise ValueError(

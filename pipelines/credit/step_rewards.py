@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipelines.credit.rule import Credit, CreditKind, format_penalty, turn_reward
-from stores.types import ToolCall, Trace
-from stores.world_calls import info_of
+from pipelines.credit.rule import Credit, CreditKind, failed_credit, format_penalty, turn_reward
+from stores.types import EpisodeStatus, ToolCall, Trace
+from stores.world_calls import info_of, is_world_call
 
 OUTCOMES = ("success", "return")
 
@@ -51,6 +51,10 @@ class StepRewards:
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit of an episode. Raises ValueError where no world of the environment was opened."""
         events = [call for call in trace.tool_calls if call.tool == self.environment and call.response is not None]
+        if trace.status is not EpisodeStatus.OK and not any(
+            map(is_world_call, trace.tool_calls)
+        ):  # it was cut before a world began
+            return failed_credit(self, trace)
         if not events:
             known = ", ".join(sorted({call.tool for call in trace.tool_calls})) or "none"
             raise ValueError(

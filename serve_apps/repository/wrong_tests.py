@@ -20,7 +20,7 @@ def {name}(value):
     if type(value) is bool or value is None:
         return {number}
     if type(value) in (int, float):
-        return value + {number}
+        return value + {number} if value + {number} != value else {number}
     if type(value) is str:
         return value + {text!r}
     if type(value) is list:

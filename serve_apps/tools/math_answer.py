@@ -72,6 +72,11 @@ _UNEVALUATED = re.compile(
     r"|\^(?!\s*(?:\{\s*)?\\circ)|!|\\[dtc]?frac|\\(?:sqrt|log|ln|exp|sin|cos|tan|sum|prod|int|binom|lfloor|lceil)\b"
 )
 _EXPONENT = re.compile(r"\^\s*(?:\{\s*[+-]?\d+\s*\}|[+-]?\d+)|[²³]|(?<=[a-zA-Z])[23]\b")
+_BASE = re.compile(r"\d_\{?(\d+)\}?$")
+_WORDS = re.compile(r"[^\W\d_]+(?: [^\W\d_]+)*")
+_SEPARATOR = re.compile(r"[,;]|\bor\b|\band\b")
+_RELATIONS = ("<", ">", "!", "~", "/", "≤", "≥", "≠", "\\not")
+"""These make another relation of the `=` behind them."""
 _DIGITS = re.compile(r"\d[\d.,]*(?:\\(?:overline|bar|dot)\s*\{?\d+\}?)?")
 
 _TEXT = re.compile(
@@ -95,7 +100,9 @@ _FACTORS = {
     **{f"{name}ths": Fraction(1, 10**power) for name, power in _POWERS_OF_TEN.items()},
 }
 """Words after a number that make it another number."""
-_OPERATIONS_AFTER = frozenset(["squared", "cubed", "factorial", "choose", "to", "raised"])
+_AFTER = "squared cubed factorial choose to raised root modulo remainder inverse negative infinity double triple gross score half"
+_ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth hundredth thousandth millionth billionth"
+_OPERATIONS_AFTER = frozenset(f"{_AFTER} {_ORDINALS}".split())
 """Words that make a number another one where they follow it, and not where they follow a unit ("metres squared")."""
 _UNIT_WORDS = frozenset(["per", "squared", "cubed"])
 """Words that make units of several."""
@@ -251,6 +258,9 @@ def _matches(stated: str, reference: str) -> bool:
     expected_rows, rows = _rows(reference), _rows(stated)
     if expected_rows is not None and rows is not None:
         return _are_same_rows(rows, expected_rows)
+    bases = {base[1] for text in (stated, reference) if (base := _BASE.search(text))}
+    if len(bases) > 1:
+        return False
     expected = _plain_number(reference)
     if expected is None:
         quantity = _quantity(reference)
@@ -258,7 +268,9 @@ def _matches(stated: str, reference: str) -> bool:
         if expected is None:
             return _mean_the_same(stated, reference)
         expected *= quantity.factor
-    value = stated.rpartition("=")[2].strip()
+    head, _, value = (part.strip() for part in stated.rpartition("="))
+    if head.endswith(_RELATIONS) or _gives_one_name_two_values(stated):
+        return False
     quantity = _quantity(value)
     if not quantity.factor:
         return False
@@ -273,8 +285,33 @@ def _matches(stated: str, reference: str) -> bool:
     return states_one_number and _mean_the_same(value, reference)
 
 
+def _gives_one_name_two_values(text: str) -> bool:
+    """Returns whether a text says `x = -5 or x = 5`; `x = 10/2, x = 5` is one value."""
+    values: dict[str, str] = {}
+    for part in _SEPARATOR.split(text):
+        name, equals, _ = part.partition("=")
+        value = part.rpartition("=")[2].strip()
+        if equals and not _mean_the_same(value, values.setdefault(name.strip(), value)):
+            return True
+    return False
+
+
+def _are_words(text: str) -> bool:
+    """Returns whether a text is words, or letters in an order; up to three small letters are a product of variables (`xy`)."""
+    letters = text.replace(" ", "")
+    return bool(_WORDS.fullmatch(text)) and (len(letters) > 3 or (len(letters) > 1 and not letters.islower()))
+
+
 def _mean_the_same(stated: str, reference: str) -> bool:
-    """Returns whether math-verify finds that two texts, as LaTeX, state the same value."""
+    """Returns whether math-verify finds that two texts, as LaTeX, state the same value.
+
+    Words are compared by their letters: math-verify takes them for products, in which the order does not matter.
+    """
+    if stated == reference:
+        return True
+    said, right = (_TEXT.sub(r"\1", text).strip() for text in (stated, reference))
+    if _are_words(right) and _WORDS.fullmatch(said):
+        return said.replace(" ", "").casefold() == right.replace(" ", "").casefold()
     return _JUDGE.verdict(_in_latex(stated), _in_latex(reference))
 
 
@@ -386,7 +423,8 @@ def _quantity(text: str) -> _Quantity:
         return _Quantity(text, Fraction(0))
     if factor != 1:
         return _Quantity(number[0].strip(), factor if are_units else Fraction(0))
-    if parts and parts[0].isalpha() and are_units and (is_wrapped or is_compound):
+    is_word = bool(names) and all(len(n) > 2 for n in names)
+    if parts and parts[0].isalpha() and are_units and (is_wrapped or is_compound or is_word):
         return _Quantity(number[0].strip(), Fraction(1))
     return _Quantity(text, Fraction(1))
 

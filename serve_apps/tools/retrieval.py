@@ -10,7 +10,6 @@ The trace holds the error of a retriever that fails.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import tempfile
@@ -70,15 +69,18 @@ def open_retriever(settings: Mapping[str, Any]) -> Retriever:
 def _built(path: str, settings: Mapping[str, Any]) -> str:
     """Returns the corpus of a function's documents in this machine's cache; the first process that needs it builds it."""
     documents = load_object(path, place="workflow.settings.retriever.documents")
-    made_of = [path, settings, inspect.getsource(documents), dict(INDEX)]
-    key = sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / "troupe") / "corpora" / key
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".build-") as scratch:
-            lines = Path(scratch) / "documents.jsonl"
-            with lines.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(document) + "\n" for document in documents(**settings))
+    corpora = Path(os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / "troupe") / "corpora"
+    corpora.mkdir(parents=True, exist_ok=True)
+    made_of = sha256(json.dumps(dict(INDEX), sort_keys=True).encode())
+    with tempfile.TemporaryDirectory(dir=corpora, prefix=".build-") as scratch:
+        lines = Path(scratch) / "documents.jsonl"
+        with lines.open("w", encoding="utf-8") as file:
+            for document in documents(**settings):
+                line = json.dumps(document) + "\n"
+                made_of.update(line.encode())
+                file.write(line)
+        folder = corpora / made_of.hexdigest()[:16]
+        if not folder.is_dir():
             build_corpus(str(Path(scratch) / "index"), lines)
             with suppress(OSError):  # another process was first: its corpus is the same
                 (Path(scratch) / "index").rename(folder)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve_apps.agent import Agent, Tool, ToolError, traced
+from serve_apps.causes import CallTimeout
 from serve_apps.choices import OFFERED
 from serve_apps.expressions import look_up
 from serve_apps.graph import STOP, Graph, load_graph
@@ -149,7 +150,8 @@ class _Walk:
                 self.values[name] = await self._act(name, node, agents, tools)
             return
         except TimeoutError:
-            fault: Exception = TimeoutError(f"node {name}: no answer after {node.timeout_s:g} s")
+            late = f"node {name}: no answer after {node.timeout_s:g} s"
+            fault: Exception = CallTimeout(late) if node.is_agent else TimeoutError(late)
         except ToolError as error:
             fault = type(error)(f"node {name}: {error}")
         if not node.fail_open:

@@ -19,6 +19,7 @@ from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.runner import run_episode
+from serve_apps.scripted import play_saying
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow, together
 from stores.rows import episode_table, traces_of
@@ -301,6 +302,23 @@ def test_seeds_do_not_depend_on_who_came_first(tiny_model: Path) -> None:
         for names in (("one", "other"), ("other", "one"))
     ]
     assert seeds[0] == seeds[1] and len({*seeds[0].values()}) == 2
+
+
+class ReadsSeveral(Workflow):
+    """Calls one agent for each of several texts at once."""
+
+    reader = Agent(prompt="Summarize {text}", max_tokens=8)
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        await together(*(agents.reader(text=f"{k}{'x' * length}") for k, length in enumerate((400_000, 30_000, 9))))
+        return Outcome(answer="")
+
+
+def test_calls_of_one_agent_side_by_side_are_numbered_in_their_order_however_long_they_take_to_read() -> None:
+    trace = play_saying(ReadsSeveral(), Task(task_id="t", prompt="q", answers=()), lambda call: "so")
+    turns = sorted(trace.turns, key=lambda turn: turn.turn_index)
+    assert [turn.prompt_text.split()[1][0] for turn in turns] == ["0", "1", "2"]
+    assert [turn.round_index for turn in turns] == [0, 1, 2]
 
 
 def test_an_infrastructure_failure_is_an_attempt_with_the_same_seed(tiny_model: Path) -> None:

@@ -36,6 +36,8 @@ class Made:
     """The files without the fault."""
     path: str
     """The file with the fault."""
+    fault: str
+    """The function as it stands there."""
     issue: str
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
@@ -56,8 +58,8 @@ def generate(*, seed: int, split: str, count: int) -> list[Task]:
 
 
 def split_of(made: Made) -> str:
-    """Returns the split of a repository, which depends on its files only."""
-    return part_of(repr(sorted(made.files.items())), SHARES, rest="train")
+    """Returns the split of a repository, which depends on its fault only: agents that know the fault need no other file."""
+    return part_of(f"{made.path}/{made.fault}", SHARES, rest="train")
 
 
 @lru_cache(maxsize=4096)
@@ -86,6 +88,7 @@ def make_repository(seed: int) -> Made:
         hidden=hidden,
         repaired=repaired,
         path=path,
+        fault=mutant.source,
         issue=f"{function.name}({call}) gives {value_of(mutant, telling)!r}, not {value_of(function, telling)!r}",
         fail_to_pass=(f"{_hidden(path)}::test_{function.name}",),
         pass_to_pass=tuple(f"{_hidden(file)}::test_{name}" for file, name in names if name != function.name),

@@ -5,6 +5,7 @@ To look for the file first, for the function in it and then for the line is the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from serve_apps.agent import Agent, TracedText
@@ -45,6 +46,7 @@ class Repair(Workflow):
         if rounds < 1:
             raise ValueError(f"rounds = {rounds}: at least one change is needed")
         self.rounds = rounds
+        self.environments = {"repo": replace(self.repo, max_steps=3 * rounds + 1)}
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Repairs the repository that the task's metadata describes; the answer is `repaired` where its hidden tests say so."""

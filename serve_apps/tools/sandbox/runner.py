@@ -409,7 +409,11 @@ def _plain(answer: Any) -> Any:
     if isinstance(answer, (list, tuple)):
         return [_plain(item) for item in answer]
     if isinstance(answer, (set, frozenset)):
-        return sorted(map(_plain, answer), key=repr)
+        items = [_plain(item) for item in answer]
+        try:
+            return sorted(items)
+        except TypeError:  # of several types
+            return sorted(items, key=repr)
     if isinstance(answer, dict):
         return {key: _plain(item) for key, item in answer.items()}
     return answer

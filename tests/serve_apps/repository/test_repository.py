@@ -187,6 +187,7 @@ def test_a_test_with_wrong_expectations_fails_whatever_it_compares(tmp_path: Pat
         '"""Doc."""\nfrom __future__ import annotations\nimport unittest\n'
         "def test_number(): assert 1 + 1 == 2\ndef test_text(): assert 'a' == 'a'\ndef test_flag(): assert (1 < 2) == True\n"
         "def test_list(): assert [1] == [1]\ndef test_dict(): assert {'a': 1} == {'a': 1}\ndef test_none(): assert None == None\n"
+        "def test_infinite(): assert float('inf') == float('inf')\ndef test_large(): assert 1e30 == 1e30\n"
         "def test_tuple(): assert (1,) == (1,)\ndef test_object(): x = object(); assert x == x\ndef test_nothing(): assert 1 < 2\n"
         "def test_never():\n    if False:\n        assert 1 == 1\n"
         "class TestIt(unittest.TestCase):\n    def test_method(self):\n        self.assertEqual(2, 1 + 1)\n"
@@ -194,7 +195,7 @@ def test_a_test_with_wrong_expectations_fails_whatever_it_compares(tmp_path: Pat
     scope: dict[str, Any] = {}
     exec(compile(with_wrong_expectations(source), "wrong.py", "exec"), scope)
     tests = [scope[name] for name in scope if name.startswith("test_")] + [scope["TestIt"]("test_method").debug]
-    assert len(tests) == 11
+    assert len(tests) == 13
     for test in tests:
         with pytest.raises(AssertionError):
             test()

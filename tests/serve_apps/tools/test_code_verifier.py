@@ -173,6 +173,12 @@ def test_a_text_of_digits_is_a_text(judge: CodeVerifier) -> None:
     assert judge.judge("def add(a, b): return 100", tests).verdict == "wrong_answer"
 
 
+def test_a_set_is_its_sorted_list(judge: CodeVerifier) -> None:
+    tests = read_tests({"fn_name": "f", "inputs": [[[10, 9, 2]]], "outputs": [[2, 9, 10]]}, place="here")
+    assert judge.judge("def f(xs): return set(xs)", tests).verdict == "pass"
+    assert judge.judge("def f(xs): return {*xs, 'a'}", tests).verdict == "wrong_answer"
+
+
 def test_cases_side_by_side_give_the_same_verdicts(judge: CodeVerifier) -> None:
     code = "a, b = map(int, input().split())\nprint(a + b if a < 2 else 0)"
     alone = judge.judge(code, ADD)

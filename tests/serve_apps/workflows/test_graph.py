@@ -12,15 +12,20 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from one_group import team_in_one_group
 
+from serve_apps.acting_team import AgentCall
 from serve_apps.agent import Tool
+from serve_apps.config import EpisodeConfig
+from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.expressions import parse_expression
 from serve_apps.graph import load_graph
+from serve_apps.runner import run_episode
 from serve_apps.scripted import play_scripted
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflows.declared import Declared
 from stores.corpus import build_corpus
-from stores.types import EpisodeStatus, Task
+from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task
 from tests.serve_apps.workflows.test_workflows import agents_of, play
 
 pytestmark = pytest.mark.fast
@@ -194,6 +199,43 @@ def test_a_loop_ends_by_its_condition_or_its_bound(
         assert "more" in next(t for t in trace.turns if t.agent == "draft" and t.round_index == 1).prompt_text
 
 
+BESIDE_A_LOOP = """\
+nodes:
+  search: {type: model, prompt: "Search {question}", parser: {tags: [found]}}
+  draft: {type: model, prompt: "Draft {question}", parser: {tags: [answer]}}
+  check: {type: model, prompt: "Check {draft.answer} {fix.answer}", parser: {tags: [verdict]}, max_visits: 3}
+  fix: {type: model, prompt: "Fix {draft.answer}", parser: {tags: [answer]}, max_visits: 2}
+  end: {type: model, prompt: "Facts {search.found}, mended {fix.answer}"}
+edges:
+  - {from: search, to: end}
+  - {from: draft, to: check}
+  - {from: check, to: fix, when: check.verdict == "wrong"}
+  - {from: fix, to: check}
+  - {from: check, to: end, when: check.verdict == "right"}
+start: [search, draft]
+end: [end]
+answer: "{end.text}"
+"""
+
+
+def test_a_node_waits_for_a_loop_that_leads_to_it(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    says = {
+        "search": "<found>Tarn</found>",
+        "draft": "<answer>bad</answer>",
+        "fix": "<answer>good</answer>",
+        "end": "x",
+    }
+    verdicts = ["<verdict>wrong</verdict>", "<verdict>right</verdict>"]
+    trace = play(
+        Declared(written(tmp_path, BESIDE_A_LOOP)),
+        QUESTION,
+        lambda agent, n, _: verdicts[n] if agent == "check" else says[agent],
+        tokenizer,
+    )
+    assert agents_of(trace) == ["search", "draft", "check", "fix", "check", "end"]
+    assert trace.turns[-1].prompt_text == "Facts Tarn, mended good"
+
+
 def test_steps_run_out(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
     text = LOOP.replace("start:", "max_steps: 2\nstart:")
     trace = play(
@@ -352,6 +394,31 @@ def test_a_node_that_takes_too_long_is_named_and_its_call_recorded(
     if not error:
         assert trace.turns[0].prompt_text == "Found: , other."
         assert trace.outcome_metadata == {"failed_nodes": {"one": "node one: no answer after 2 s"}}
+
+
+def test_an_engine_that_does_not_answer_is_no_failure_of_the_policy(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    async def complete(call: AgentCall) -> Completion:
+        await asyncio.sleep(0.5 if call.agent == "one" else 30)
+        ids = call.written("so", tokenizer)
+        return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
+
+    graph = """\
+nodes:
+  one: {type: model, prompt: "Say {question}"}
+  two: {type: model, prompt: "Say {one.text}", timeout_s: 0.2}
+edges: [{from: one, to: two}]
+start: [one]
+end: [two]
+answer: "{two.text}"
+"""
+    workflow = Declared(written(tmp_path, graph))
+    team = team_in_one_group(workflow, tokenizer, max_model_len=256, max_tokens=32, version=3)
+    spec = EpisodeSpec(
+        run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="team", task=QUESTION, episode_index=0, run_seed=0
+    )
+    trace = asyncio.run(run_episode(spec, team=team, complete=complete, limits=EpisodeConfig(max_attempts=1)))
+    assert (trace.cause, trace.error) == (Cause.INFRASTRUCTURE, "node two: no answer after 0.2 s")
+    assert not trace.is_outcome
 
 
 def test_nodes_that_are_ready_work_side_by_side(tmp_path: Path, tokenizer: ChatTokenizer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,20 @@ def test_code_is_mended_until_it_passes_and_no_prompt_shows_a_test_that_pays(tok
     assert {agents_of(trace)[i] for i in reflector.parents} == {"coder", "verify"}
 
 
+@pytest.mark.needs_program("bwrap")
+def test_fewer_tests_may_run_than_are_shown(tokenizer: ChatTokenizer) -> None:
+    tests = {
+        "public_tests": {"input": ["1", "2", "3"], "output": ["1", "2", "3"]},
+        "private_tests": {"input": ["5", "6"], "output": ["5", "6"]},
+    }
+    task = Task(task_id="t", prompt="Say it again.", answers=(), metadata={"tests": json.dumps(tests)})
+    says = {"planner": "<pseudocode>say</pseudocode>", "coder": "<code>print(min(int(input()), 4))</code>"}
+    workflow = ReflectiveCode(max_cases=2, max_examples=3, max_rounds=1)
+    trace = play(workflow, task, lambda agent, n, _: says.get(agent, "<reflection>no</reflection>"), tokenizer)
+    assert (trace.status, trace.error) == (EpisodeStatus.OK, "")
+    assert [c.response["pass_rate"] for c in trace.tool_calls] == [0.0]
+
+
 def test_code_without_hidden_tests_is_an_error_of_the_task(tokenizer: ChatTokenizer) -> None:
     task = Task(task_id="t7", prompt="Add.", answers=(), metadata={"tests": []})
     trace = play(ReflectiveCode(), task, lambda *_: "", tokenizer)
@@ -364,6 +378,23 @@ def test_documents_from_a_function_are_indexed_once(
     before = built.stat().st_mtime_ns
     SingleAgent(retriever=settings)
     assert built.stat().st_mtime_ns == before
+
+
+def documents_of(path: str) -> Iterator[dict[str, str]]:
+    yield {"id": "1", "title": "Mira", "text": Path(path).read_text()}
+
+
+def test_other_documents_of_the_same_function_are_indexed_anew(
+    tokenizer: ChatTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TROUPE_CACHE", str(tmp_path / "cache"))
+    facts = tmp_path / "facts.txt"
+    for place in ("Tarn", "Velland"):
+        facts.write_text(f"Mira lives in {place}.")
+        workflow = SingleAgent(retriever={"documents": f"{__name__}:documents_of", "path": str(facts)})
+        said = ["<search>Mira</search>", "<answer>x</answer>"]
+        trace = play(workflow, QUESTION, lambda agent, n, _, said=said: said[n], tokenizer)
+        assert f"Mira lives in {place}." in trace.turns[1].prompt_text
 
 
 async def _add(a: int, terms: list[int]) -> int:
