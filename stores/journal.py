@@ -436,10 +436,15 @@ class Journal:
                 OSError,
             ) as error:  # busy, unreachable, disk full: the lease is ours while it lasts
                 logger.warning("%s: heartbeat failed: %s", lease.key, getattr(error, "orig", error))
-                is_ours = time.time() < expires_at
-            else:
+                if (
+                    time.time() >= expires_at
+                ):  # somebody may take it; as long as nobody has, the next heartbeat keeps it
+                    lease._is_lost.set()
+                continue
+            if is_ours:
                 expires_at = time.time() + lease_s
-            if not is_ours and not stopped.is_set():
+                lease._is_lost.clear()
+            elif not stopped.is_set():
                 lease._is_lost.set()
                 return
 

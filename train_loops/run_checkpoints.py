@@ -8,6 +8,7 @@ would take as long as writing it.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import uuid
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stores.files import is_uri
+from stores.files import is_uri, list_files, remove_folder
 from train_loops.config import LossConfig
 from train_loops.train_job import TrainJob
 
@@ -115,6 +116,24 @@ def sweep(run_folder: str, job: TrainJob) -> None:
     if dist.get_rank() == 0 and not is_uri(run_folder):
         for leftover in Path(run_folder).glob(f"{job.model_group}-v{job.version}-*/*"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
+def drop_older(run_folder: str, model_group: str) -> None:
+    """Empties the checkpoints of all but the last two versions, once the newer one is committed; a stage that is repeated needs the
+    parent's. Ray Train counts tries, and of a version that was not committed at first there are several."""
+    import torch.distributed as dist
+
+    if dist.get_rank() != 0:
+        return
+    form = re.compile(rf"{re.escape(model_group)}-v(\d+)-[0-9a-f]{{8}}")
+    names = {file.name.partition("/")[0] for file in list_files(run_folder)}
+    versions = {name: int(found[1]) for name in names if (found := form.fullmatch(name))}
+    last = sorted(set(versions.values()))[-2:]
+    for name, version in versions.items():
+        if version not in last:
+            remove_folder(
+                f"{run_folder}/{name}", keeps_folder=True
+            )  # Ray Train may know it, and fails where it is gone
 
 
 def agree(value: Any) -> Any:

@@ -33,7 +33,7 @@ from stores.types import ModelVersionRef
 from stores.weights import WeightStore
 from train_loops.config import TrainConfig
 from train_loops.freed_memory import release_if_scarce
-from train_loops.run_checkpoints import CarriedState, agree, resume, store_state, sweep
+from train_loops.run_checkpoints import CarriedState, agree, drop_older, resume, store_state, sweep
 from train_loops.team.signal import LOG_RATIOS_FILE, read_team_signal
 from train_loops.train_job import TrainJob, parse_job, train_parts
 
@@ -242,6 +242,7 @@ class Worker:
         learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
         ref = self._commit(job, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
         learned.metrics["train/commit_s"] = time.perf_counter() - begun
+        drop_older(self._run_folder, job.model_group)
         return ref
 
     def _hold(self, job: TrainJob, parent: ModelVersionRef, store: WeightStore) -> None:

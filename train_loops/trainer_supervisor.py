@@ -259,7 +259,7 @@ def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
             name=settings["run_name"],
             storage_path=settings["storage_path"],
             failure_config=FailureConfig(max_failures=MAX_DEATHS),  # of this `fit`: the supervisor starts another
-            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            checkpoint_config=CheckpointConfig(num_to_keep=2 + MAX_TRIES),  # of tries; of versions two, see drop_older
             callbacks=[Failures()],  # type: ignore[list-item]
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
         ),

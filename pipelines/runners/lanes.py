@@ -59,9 +59,14 @@ class _TrainerLane:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt) and self._thread is not None:
+        self._pool.shutdown(wait=False, cancel_futures=kind is not None)
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._interrupt()
+        wait_for_end(self._pool, [*self._scoring.values(), *self._training.values()], interrupt=self._interrupt)
+
+    def _interrupt(self) -> None:
+        if self._thread is not None:
             interrupt_thread(self._thread, KeyboardInterrupt)
-        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
 
     def take(self, step: Step) -> None:
         """Begins what this stage of the engines was awaited for."""
@@ -95,6 +100,26 @@ class _TrainerLane:
                 self._thread = None
 
         return self._pool.submit(work)
+
+
+def wait_for_end(pool: ThreadPoolExecutor, futures: Sequence[Future[Any]], *, interrupt: Callable[[], None]) -> None:
+    """Waits until all that a pool does has ended; Ctrl-C meanwhile is passed on by `interrupt`, and raised at the end.
+
+    A pool's own `shutdown` takes a thread for ended once Ctrl-C has interrupted the wait for it.
+    """
+    try:
+        _wait_until_done(futures)
+    except KeyboardInterrupt:
+        interrupt()
+        _wait_until_done(futures)
+        raise
+    finally:
+        pool.shutdown(wait=all(future.done() for future in futures))
+
+
+def _wait_until_done(futures: Sequence[Future[Any]]) -> None:
+    while left := [future for future in futures if not future.done()]:
+        wait(left, timeout=POLL_S)
 
 
 def result_of_all(futures: Sequence[Future[Any]]) -> list[Any]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from pipelines.config.run_config import RunConfig
@@ -30,7 +31,7 @@ from pipelines.run.run import Run
 from pipelines.run.stored_runs import stored_run
 from pipelines.run.watchdog import Watchdog, interrupt_thread
 from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
-from pipelines.runners.lanes import result_of_all, walk
+from pipelines.runners.lanes import result_of_all, wait_for_end, walk
 from pipelines.stages.running import run_stage
 from pipelines.stages.table import STAGES
 from stores.run_values import RunValue
@@ -48,8 +49,8 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
     """
     from pipelines.cluster.connect import connect
 
-    began = time.perf_counter()
     run = Run(config)
+    wall = _Wall(run)
     run.begin()
     with screen.stage("connect"):
         connect(address)
@@ -59,7 +60,7 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
     todo = unfinished_iterations(run)
     for line in check_disk(run) if todo else ():
         screen.say(line)
-    with _Records(run) as records:
+    with _Records(run) as records, wall:
         if todo or run.iteration(config.iterations).find(Measured) is None:
             _start_workers(run, todo, screen)
         register_first_team(run)
@@ -75,10 +76,11 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
             assert summary is not None, f"iteration {iteration} ran through without all its stages"
             screen.iteration(summary)
             records.iteration(iteration)
+            wall.add()
 
         _iterate(run, todo, screen, finished)
         measure_last(run, address=address, screen=screen)
-        _add_wall(run, RunValue.WALL, time.perf_counter() - began)
+        wall.add()
         report = records.finish()
     screen.result(report, [f"{run.folder}/{name}" for name in REPORT_FILES.values()])
     return report
@@ -147,22 +149,33 @@ def _sampling_next(run: Run, todo: Sequence[int]) -> dict[str, ModelVersionRef]:
 
 def _iterate(run: Run, todo: Sequence[int], screen: Screen, finished: Callable[[int], None]) -> None:
     """Does all stages of the iterations `todo`; calls `finished` with each that is through."""
-    began = time.perf_counter()
+    began, left = time.perf_counter(), list(todo)
 
     def promoted(iteration: int) -> None:
         nonlocal began
+        left.remove(iteration)
         now = time.perf_counter()
         _add_wall(run, RunValue.WALL.of(iteration), now - began)
         finished(iteration)
         began = time.perf_counter()
 
-    if run.config.loop.max_lag:
-        walk(run, todo, lambda own, name, iteration: _run_whole_stage(own, name, iteration, screen), promoted=promoted)
-        return
-    for iteration in todo:
-        for name in STAGES:
-            _run_whole_stage(run, name, iteration, screen)
-        promoted(iteration)
+    try:
+        if run.config.loop.max_lag:
+            walk(
+                run,
+                todo,
+                lambda own, name, iteration: _run_whole_stage(own, name, iteration, screen),
+                promoted=promoted,
+            )
+            return
+        for iteration in todo:
+            for name in STAGES:
+                _run_whole_stage(run, name, iteration, screen)
+            promoted(iteration)
+    except BaseException:
+        if left:  # the process that goes on with it adds the rest
+            _add_wall(run, RunValue.WALL.of(left[0]), time.perf_counter() - began)
+        raise
 
 
 def _run_whole_stage(run: Run, name: str, iteration: int, screen: Screen) -> None:
@@ -177,26 +190,54 @@ def _run_whole_stage(run: Run, name: str, iteration: int, screen: Screen) -> Non
 def train_all(run: Run, iteration: int) -> None:
     """Runs every train task in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
     groups = list(run.config.train_tasks)
-    threads: list[threading.Thread] = []
+    at_work: set[threading.Thread] = set()
 
     def train(group: str) -> None:
-        threads.append(threading.current_thread())
-        run_stage(run, "train", iteration, model_group=group)
-
-    with ThreadPoolExecutor(max_workers=len(groups)) as pool:
-        jobs = [pool.submit(train, group) for group in groups]
+        at_work.add(threading.current_thread())
         try:
-            result_of_all(jobs)
-        except KeyboardInterrupt:
-            for thread in threads:
-                interrupt_thread(thread, KeyboardInterrupt)
-            raise
+            run_stage(run, "train", iteration, model_group=group)
+        finally:
+            at_work.remove(threading.current_thread())
+
+    def interrupt() -> None:
+        for thread in list(at_work):
+            interrupt_thread(thread, KeyboardInterrupt)
+
+    pool = ThreadPoolExecutor(max_workers=len(groups))
+    jobs = [pool.submit(train, group) for group in groups]
+    try:
+        result_of_all(jobs)
+    except KeyboardInterrupt:
+        interrupt()
+        raise
+    finally:
+        wait_for_end(pool, jobs, interrupt=interrupt)
 
 
 def _add_wall(run: Run, name: str, seconds: float) -> None:
     """Adds to a wall time, which is summed over all processes that a run took."""
     before = run.journal.value(run.run_id, name)
     run.journal.put_value(run.run_id, name, {"seconds": seconds + (before["seconds"] if before else 0.0)})
+
+
+class _Wall:
+    """Adds what this process takes to the run's wall time, piece by piece: one that is killed counts up to its last iteration."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._since = run, time.perf_counter()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None:
+            self.add()
+
+    def add(self) -> None:
+        """Adds the seconds since the last time."""
+        now = time.perf_counter()
+        _add_wall(self._run, RunValue.WALL, now - self._since)
+        self._since = now
 
 
 class _Records:

@@ -19,7 +19,7 @@ import errno
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,7 @@ def plan(run: Run) -> Plan:
     tags = {ref.tag for ref in known}
     # A run that is trained on another one's traces pins rows in that one's tables.
     pinned_in = [*tables, *run.traces.tables_with(ref for ref in known if ref.run_id != run.run_id)]
-    is_busy = any(row.status == RUNNING for row in rows)  # its tag may be of an old version, and its ref not kept yet
+    is_busy = _is_busy(rows)  # its tag may be of an old version, and its ref not kept yet
     newest = {group: max(versions, default=0) for group, versions in kept.items()}
     dropped = {
         group: [v for v in run.weights.versions(group) if v not in versions and v < newest[group]]
@@ -183,7 +183,12 @@ def _work(run: Run, before: StageRow | None) -> dict[str, Any]:
     num_before = traces.num_versions(chosen.tables)
     is_settled = before is not None and (before.ended_at or 0) < time.time() - run.config.maintain.reader_grace_s
     drop_before = before.ref["newest"] if is_settled and before is not None and before.ref is not None else {}
-    traces.drop_pins(chosen.stray_tags)
+    rows = run.journal.stages(run.run_id)
+    known = {
+        ref.tag for ref in _refs(rows)
+    }  # a stage that somebody went on with since the plan has taken the tag that it had
+    stray = {} if _is_busy(rows) else {tag: at for tag, at in chosen.stray_tags.items() if tag not in known}
+    traces.drop_pins(stray)
     margin_s = min(60.0, max(1.0, run.config.maintain.reader_grace_s))
     try:
         traces.compact(drop_before={name: drop_before.get(name, 0) for name in chosen.tables}, margin_s=margin_s)
@@ -192,7 +197,7 @@ def _work(run: Run, before: StageRow | None) -> dict[str, Any]:
             "%s is not merged: %s; weights, checkpoints and copies are removed", error.filename, error.strerror
         )
         raise
-    report["traces"] |= {"tags_moved": traces.move_pins(chosen.old_refs)}
+    report["traces"] |= {"tags_moved": traces.move_pins(chosen.old_refs), "tags_dropped": sorted(stray)}
     num_versions = traces.num_versions(chosen.tables)
     report["traces"] |= {"versions": [num_before, num_versions], "bytes": [size_before, _size(run.traces_uri)]}
     freed = size_before - report["traces"]["bytes"][1]
@@ -234,10 +239,15 @@ def _report(run: Run, chosen: Plan) -> dict[str, Any]:
     }
 
 
+def _is_busy(rows: Sequence[StageRow]) -> bool:
+    """Whether somebody is at one of these stages; a killed process leaves its row as it was, with a lease that has ended."""
+    return any(row.status == RUNNING and not row.is_free for row in rows)
+
+
 def _last_old(rows: list[StageRow], keep_iterations: int, max_lag: int) -> int:
     """The newest iteration that is old; nothing is from `max_lag` iterations before an unfinished stage's on."""
     finished = max((row.iteration for row in rows if row.stage == Decided.STAGE and row.status == DONE), default=0)
-    busy = min((row.iteration for row in rows if row.status == RUNNING), default=finished + 1)
+    busy = min((row.iteration for row in rows if _is_busy([row])), default=finished + 1)
     return min(finished - keep_iterations, busy - 1) - max_lag
 
 
@@ -263,7 +273,9 @@ def _checkpoints(run: Run, kept: Mapping[str, set[int]], *, older_than_s: float)
     """Bytes by folder of the training states that no kept version resumes from and nobody has changed for so long."""
     needed = set()
     for group, versions in kept.items():
-        refs = [run.weights.ref(group, version) for version in versions]
+        # Later ones are committed, but not recorded: a stage that was stopped in between resumes from them.
+        later = [version for version in run.weights.versions(group) if version > max(versions, default=0)]
+        refs = [run.weights.ref(group, version) for version in (*versions, *later)]
         needed |= {run.weights.manifest(ref).checkpoint for ref in refs if ref is not None}
     limit = time.time() - older_than_s
     return {

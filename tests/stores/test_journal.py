@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 from waits import wait_until
 
 from stores.journal import Journal, Lease, LeaseLost, StageKey
@@ -162,6 +164,32 @@ def test_heartbeats_keep_a_lease_longer_than_its_length(journal: Journal) -> Non
     assert journal.once(KEY, lambda lease: others.append(lease) or {}) == {"by": "first"}
     first.join()
     assert others == []
+
+
+def test_a_lease_outlives_a_database_that_was_away_longer_than_it_if_nobody_took_it(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, away, failed = journal._connect, threading.Event(), threading.Event()
+
+    def flaky() -> Any:
+        if away.is_set():
+            failed.set()
+            raise OperationalError("UPDATE", {}, Exception("server closed the connection"))
+        return connect()
+
+    def long_work(lease: Lease) -> dict[str, object]:
+        monkeypatch.setattr(journal, "_connect", flaky)
+        away.set()
+        wait_until(lease._is_lost.is_set)
+        away.clear()
+        wait_until(lambda: not lease._is_lost.is_set())
+        lease.check()
+        (row,) = Journal(journal.url).stages("run")
+        assert not row.is_free, "others wait again"
+        return {"by": "first"}
+
+    assert journal.once(KEY, long_work, lease_s=0.6) == {"by": "first"}
+    assert failed.is_set()
 
 
 def test_a_lease_that_was_taken_over_says_so(journal: Journal) -> None:

@@ -6,12 +6,16 @@ import _thread
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
+from pipelines.runners import local_runner
 from pipelines.runners.lanes import result_of_all, walk
+from stores.run_values import RunValue
 from tests.waits import wait_until
 
 pytestmark = pytest.mark.fast
@@ -119,6 +123,54 @@ def test_ctrl_c_ends_a_trainer_that_would_go_on(tmp_path: Path) -> None:
     assert interrupted.is_set()
 
 
+def test_ctrl_c_ends_a_trainer_that_goes_on_after_the_other_lane_has_failed(tmp_path: Path) -> None:
+    stages = Stages()
+    failed, interrupted = threading.Event(), threading.Event()
+
+    def held_up(name: str) -> None:
+        if name == "train 1":
+            try:
+                failed.wait(20)
+                _thread.interrupt_main()
+                while True:
+                    time.sleep(0.01)
+            except KeyboardInterrupt:
+                interrupted.set()
+                raise
+        if name == "collect 2":
+            wait_until(lambda: "train 1" in stages.begun, timeout_s=20)
+            threading.Timer(0.2, failed.set).start()
+            raise RuntimeError("collect 2")
+
+    stages.held_up = held_up  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        walk(opened(tmp_path), [1, 2, 3, 4], stages.do, promoted=stages.promoted.append)
+    assert interrupted.is_set()
+
+
+def test_ctrl_c_reaches_every_training_also_where_one_of_them_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed, interrupted = threading.Event(), threading.Event()
+
+    def run_stage(run: Any, name: str, iteration: int, *, model_group: str) -> None:
+        if model_group == "a":
+            threading.Timer(0.2, failed.set).start()
+            raise RuntimeError("a")
+        try:
+            failed.wait(20)
+            _thread.interrupt_main()
+            while True:
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            interrupted.set()
+            raise
+
+    monkeypatch.setattr(local_runner, "run_stage", run_stage)
+    run: Any = SimpleNamespace(config=SimpleNamespace(train_tasks=["a", "b"]))
+    with pytest.raises(KeyboardInterrupt):
+        local_runner.train_all(run, 1)
+    assert interrupted.is_set()
+
+
 def test_ctrl_c_leaves_trainers_that_wait_for_work_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stages = Stages()
 
@@ -132,6 +184,31 @@ def test_ctrl_c_leaves_trainers_that_wait_for_work_alone(tmp_path: Path, caplog:
     with pytest.raises(KeyboardInterrupt):
         walk(opened(tmp_path), [1, 2, 3, 4], stages.do, promoted=stages.promoted.append)
     assert caplog.text == "", "the pool prints what interrupts its waiting thread"
+
+
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_the_seconds_of_a_process_that_is_interrupted_count(
+    max_lag: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = opened(tmp_path, **{"loop.max_lag": max_lag})
+    run.begin()
+
+    def stage(own: Run, name: str, iteration: int, screen: Any) -> None:
+        time.sleep(0.02)
+        if (name, iteration) == ("sync", 2):
+            raise KeyboardInterrupt
+
+    def seconds(name: str) -> float:
+        return float((run.journal.value(run.run_id, name) or {"seconds": 0.0})["seconds"])
+
+    monkeypatch.setattr(local_runner, "_run_whole_stage", stage)
+    began, through = time.perf_counter(), list[int]()
+    with pytest.raises(KeyboardInterrupt), local_runner._Wall(run):
+        local_runner._iterate(run, [1, 2, 3, 4], SimpleNamespace(), through.append)  # type: ignore[arg-type]
+    took = time.perf_counter() - began
+    assert through == [1]
+    assert 0.02 <= seconds(RunValue.WALL.of(2)) <= took and seconds(RunValue.WALL.of(3)) == 0
+    assert 0.9 * took <= seconds(RunValue.WALL) <= took
 
 
 def test_results_come_in_order_and_the_first_failure_is_raised() -> None:

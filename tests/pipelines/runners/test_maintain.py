@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from played_run import GROUP, Play
+from played_run import GROUP, PROBE, Play
 from pyarrow.fs import FileType, LocalFileSystem
 from stage_records import collected, finish, trained
 from typer.testing import CliRunner
@@ -28,8 +29,10 @@ from pipelines.run.kept_weights import (
     version_of_checkpoint,
 )
 from pipelines.run.run import Run
+from pipelines.runners import maintain as maintaining
 from pipelines.runners.maintain import maintain, plan
 from stores.files import list_files, open_filesystem, read_file, write_file
+from stores.journal import STAGES
 from stores.run_values import RunValue
 from stores.trace_tables import TraceTables, iteration_of_table, table_name
 from stores.types import Purpose, RewardsRef, Trace, TracesRef
@@ -424,6 +427,66 @@ def test_tags_that_no_ref_names_go_when_they_are_old_and_nobody_is_at_it(
     assert list(run.traces.read_traces(other)) == []
     with pytest.raises(ValueError, match="does not exist"):
         list(run.traces.read_traces(stray))
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_a_tag_that_a_stage_has_taken_again_since_the_plan_stays(
+    run: Run, play: Play, make_trace: Callable[..., Trace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for k in range(3):
+        play(run, k)
+    where = {"run_id": run.run_id, "iteration": 3, "purpose": Purpose.TRAIN, "team_key": "team-3"}
+    run.traces.write_episodes([make_trace(i, **where) for i in range(4)])
+
+    def stopped(lease: Any) -> dict[str, Any]:
+        run.traces.pin_episodes(**where)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.journal.once(run.key(3, "collect"), stopped)
+    impatient = with_settings(run, leftover_hours=1e-9)
+    remove = maintaining._remove
+
+    def remove_while_the_stage_goes_on(own: Run, chosen: Any) -> Any:
+        pinned = run.traces.pin_episodes(**where)
+        run.journal.once(run.key(3, "collect"), lambda lease: collected(traces=pinned).to_json())
+        return remove(own, chosen)
+
+    monkeypatch.setattr(maintaining, "_remove", remove_while_the_stage_goes_on)
+    assert plan(impatient).stray_tags
+    assert maintain(impatient)["traces"]["tags_dropped"] == []
+    assert len(list(run.traces.read_traces(run.iteration(3).collected.traces))) == 4
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_a_killed_stage_holds_no_maintenance(run: Run, play: Play) -> None:
+    for k in range(3):
+        play(run, k)
+    run.journal._acquire(run.key(2, "measure"), "somebody", 0.01, 1)
+    with run.journal._connect() as connection:
+        connection.execute(STAGES.update().where(STAGES.c.stage == "measure").values(process="another-machine 1 1"))
+    for k in range(3, 7):
+        play(run, k)
+    assert plan(run).last_old == 4
+
+
+@pytest.mark.parametrize("run", ["local"], indirect=True)
+def test_the_checkpoint_of_a_version_that_is_committed_and_not_recorded_stays(
+    run: Run, play: Play, tiny_model: Path
+) -> None:
+    for k in range(4):
+        play(run, k)
+    checkpoint = f"{run.folder}/checkpoints/{run.run_id}-{GROUP}/{GROUP}-v4-{4:08x}"
+    write_file(f"{checkpoint}/policy.json", b"{}")
+    at = {"model_group": GROUP, "version": 4, "parent": 3, "run_id": run.run_id, "iteration": 4}
+    run.weights.commit(tiny_model, **at, probe=PROBE, checkpoint=checkpoint)
+    long_ago = time.time() - 3 * 86_400
+    for path in Path(run.folder, "checkpoints").rglob("*"):
+        os.utime(path, (long_ago, long_ago))
+    maintain(run)
+    assert [file.name for file in list_files(checkpoint)] == ["policy.json"], (
+        "the stage that is repeated resumes from it"
+    )
 
 
 @pytest.mark.parametrize("run", ["local"], indirect=True)
