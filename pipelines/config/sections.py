@@ -488,7 +488,7 @@ class TrafficConfig(Settings):
     """This section sets how a canary advances, and what sends it back."""
 
     shares: tuple[float, ...] = (0.05, 0.25, 0.5)
-    """The shares of the requests that the canary answers, step by step. After the last step it is promoted."""
+    """The shares of the requests that the canary answers, step by step, each below 1. After the last step it is promoted."""
     shadow_share: float = Field(0.0, ge=0, le=1)
     """The share of the champion's requests that the canary gets as shadow traffic before the first step; users never see its
     replies. 0: there is no such step."""
@@ -510,7 +510,7 @@ class TrafficConfig(Settings):
     def _shares_grow(self) -> Self:
         if (
             not self.shares
-            or any(not 0 < share <= 1 for share in self.shares)
+            or any(not 0 < share < 1 for share in self.shares)  # at 1 the champion answers nothing to compare with
             or list(self.shares) != sorted(self.shares)
         ):
             raise ValueError(f"traffic.shares must be between 0 and 1 and grow, got {list(self.shares)}")

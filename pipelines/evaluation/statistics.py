@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 
 Outcomes = Mapping[str, Sequence[float]]
 """task_id -> outcome of each of its episodes."""
+
+FEW = 16
+"""Tasks with a difference, below which the bootstrap of differences is too narrow: of equal teams 4 to 5% are promoted, not 2.5%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,14 @@ def paired_interval(
 
     Raises ValueError, besides what `mean_interval` does, when the two did not solve the same tasks.
     """
-    return _bootstrap(paired_differences(candidate, champion), seed, num_samples, confidence, bounds)
+    differences = paired_differences(candidate, champion)
+    found = _bootstrap(differences, seed, num_samples, confidence, bounds)
+    if bounds == (0.0, 0.0) or np.count_nonzero(differences) >= FEW:
+        return found
+    # Too few to resample: 3 tasks won and none lost would do. One more of each kind, as Agresti and Min (2005) have it for matched pairs.
+    far = float(np.abs(differences).max())
+    more = _bootstrap(np.append(differences, (far, -far)), seed, num_samples, confidence, bounds)
+    return replace(found, low=min(found.low, more.low), high=max(found.high, more.high))
 
 
 def paired_differences(candidate: Outcomes, champion: Outcomes) -> np.ndarray:
@@ -96,8 +106,8 @@ def paired_ratio(
 def exact_interval(candidate: Outcomes, champion: Outcomes, *, confidence: float = 0.95) -> Interval:
     """Mean of the paired difference of outcomes 0 and 1, one episode per task, by the exact McNemar test.
 
-    Of the tasks on which the two differ, the share that the candidate wins has a Clopper-Pearson interval; the share of
-    such tasks is taken as found. The interval excludes 0 just where the test does.
+    Of the tasks on which the two differ, the share that the candidate wins has a Clopper-Pearson interval, and so has the share of
+    such tasks; the bounds are the products that are farthest out. The interval excludes 0 just where the test does.
     Raises ValueError, besides what `paired_interval` does, for other outcomes or more episodes.
     """
     for side in (candidate, champion):
@@ -113,8 +123,14 @@ def exact_interval(candidate: Outcomes, champion: Outcomes, *, confidence: float
         unseen = _never_seen(n, confidence)
         return Interval(mean=0.0, low=-unseen, high=unseen, num_tasks=n)
     low, high = _clopper_pearson(won, won + lost, confidence=confidence)
-    share = (won + lost) / n
-    return Interval(mean=(won - lost) / n, low=share * (2 * low - 1), high=share * (2 * high - 1), num_tasks=n)
+    least, most = _clopper_pearson(won + lost, n, confidence=confidence)
+    below, above = 2 * low - 1, 2 * high - 1
+    return Interval(
+        mean=(won - lost) / n,
+        low=below * (most if below < 0 else least),
+        high=above * (most if above > 0 else least),
+        num_tasks=n,
+    )
 
 
 def _never_seen(n: int, confidence: float) -> float:

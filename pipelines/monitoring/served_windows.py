@@ -8,7 +8,7 @@ Captured episodes show what was said, the gateway's sums every answer. Fewer tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ from stores.files import is_uri, local_path
 from stores.run_values import RunValue
 from stores.served import ServedStore
 from stores.types import SERVED, Trace
+
+LATE_S = 3600.0
+"""An episode may end, and be stored, so long after one that began later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +40,22 @@ class Served:
 def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
     """Reads both sources. Nothing is kept before `mark_checked` says that the windows were checked."""
     stored = run.journal.value(run.run_id, RunValue.WATCH_UNTIL) or {}
-    until: dict[str, Any] = dict(stored) if stored.get("team_version") == version else {"team_version": version}
+    until: dict[str, Any] = {
+        **stored,
+        "team_version": version,
+    }  # after a rollback, too: its answers of before were counted
     config, waiting = run.config.watch, dict[str, str]()
     windows: dict[str, Window] = {}
-    traces = _captured(run, version, since=until.get("service", 0.0))
+    counted: dict[str, float] = until.get("counted", {})
+    traces = _captured(run, version, since=until.get("service", 0.0) - LATE_S, counted=counted)
     now = [{"replica": s["replica"], "figures": s["figures"]} for s in gateway_answers(run)]
     new = added(run.team_name, now, until.get("gateway", [])).get(version, total([]))
     num = int(new["failure_share"][0])
     if len(traces) >= config.min_episodes:
         windows["service"] = _window_of(run, traces, version, key=key, at=at)
-        until["service"] = max(trace.started_at for trace in traces)
+        until["service"] = max(until.get("service", 0.0), *(trace.started_at for trace in traces))
+        begun = counted | {trace.episode_id: trace.started_at for trace in traces}
+        until["counted"] = {name: at_s for name, at_s in begun.items() if at_s > until["service"] - LATE_S}
     if num >= config.min_episodes:
         windows["gateway"] = Window(key=key, at=at, figures=estimates_of_sums(new), team_version=version)
         until["gateway"] = _latest(until.get("gateway", []), now)
@@ -67,14 +76,15 @@ def _latest(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dic
     return list({status["replica"]: status for status in [*before, *now]}.values())
 
 
-def _captured(run: Run, version: int, *, since: float) -> list[Trace]:
+def _captured(run: Run, version: int, *, since: float, counted: Collection[str]) -> list[Trace]:
     if not is_uri(run.served_uri) and not local_path(run.served_uri).exists():
         return []
-    traces = ServedStore(run.served_uri).served_since(since, limit=run.config.watch.max_episodes)
+    traces = ServedStore(run.served_uri).served_since(since, limit=run.config.watch.max_episodes + len(counted))
     return [
         trace
         for trace in traces
-        if (about := trace.outcome_metadata.get(SERVED, {})).get("team") == run.team_name
+        if trace.episode_id not in counted
+        and (about := trace.outcome_metadata.get(SERVED, {})).get("team") == run.team_name
         and about.get("team_version") == version
     ]
 

@@ -101,7 +101,9 @@ def kept_windows(run: Run, source: str) -> list[Window]:
     )
     stored = (run.journal.value(run.run_id, RunValue.WATCH.of(source)) or {}).get("windows", [])
     windows = [Window.from_json(data) for data in stored]
-    return [replace(w, alarms=()) if w.at <= accepted_at else w for w in windows]
+    windows = [replace(w, alarms=()) if w.at <= accepted_at else w for w in windows]
+    usual = [w.key for w in windows if not w.alarms][-run.config.watch.history :]
+    return [w for w in windows if w.alarms or w.key in usual]
 
 
 def unaccepted_alarm(run: Run) -> str:
@@ -150,12 +152,20 @@ def _checked(run: Run, source: str, window: Window, windows: Mapping[str, Window
 
 
 def _keep(run: Run, source: str, window: Window) -> None:
-    """Keeps the latest windows by their time, with their alarms, accepted or not."""
+    """Keeps the latest windows by their time, with their alarms, accepted or not.
+
+    Those with alarms are counted apart: otherwise an alarm that lasts would push what was usual out, and become the norm.
+    """
     name = RunValue.WATCH.of(source)
     stored = (run.journal.value(run.run_id, name) or {}).get("windows", [])
     others = [data for data in stored if data["key"] != window.key]
     windows = sorted([*others, window.to_json()], key=lambda data: float(data["at"]))
-    run.journal.put_value(run.run_id, name, {"windows": windows[-run.config.watch.history :]})
+    kept = [
+        data["key"]
+        for has_alarms in (False, True)
+        for data in [data for data in windows if bool(data["alarms"]) == has_alarms][-run.config.watch.history :]
+    ]
+    run.journal.put_value(run.run_id, name, {"windows": [data for data in windows if data["key"] in kept]})
 
 
 def _check_of(

@@ -268,6 +268,10 @@ def decision_tasks(run: Run, iteration: int) -> list[Task]:
     tasks, settings = run.tasks("gate"), run.config.evaluate
     count = settings.tasks_per_decision
     if count is None or count >= len(tasks):
-        return tasks
+        if settings.tasks_per_look is None or settings.tasks_per_look >= len(tasks):
+            return tasks
+        count = len(
+            tasks
+        )  # in an order by chance: a look at the first tasks of a sorted file says nothing of the others
     number = math.ceil(iteration / settings.every)
     return task_slice(tasks, number=number, count=count, seed=f"gate/{run.config.seed}")

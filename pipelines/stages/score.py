@@ -14,6 +14,7 @@ from dataclasses import replace
 from pipelines.config.sections import CostConfig
 from pipelines.credit.cost import charge, mean_cost, next_multiplier
 from pipelines.credit.inferred import InferredReward, PastEpisode
+from pipelines.credit.rule import caller_score
 from pipelines.run.run import Run
 from pipelines.run.scoring import (
     assign_credit,
@@ -62,15 +63,17 @@ def score(run: Run, iteration: int) -> Scored:
         unscored=authors,
         by_run=run.run_id,
     )
-    # Variants are played with one turn changed: they serve as baselines and would distort the figures.
-    variants = {trace.episode_id for trace in traces if trace.variant}
-    sampled_rewards = [reward for reward in rewards if reward.episode_id not in variants]
+    # Variants are played with one turn changed: they serve as baselines and would distort the figures. So would production episodes, of
+    # other tasks than the run's, chosen by who gave feedback.
+    own = [trace for trace in sampled if caller_score(trace) is None]
+    own_ids = {trace.episode_id for trace in own}
+    own_rewards = [reward for reward in rewards if reward.episode_id in own_ids]
     return Scored(
         rewards=pinned,
         credit_version=run.credit_version,
-        outcome=mean([reward.outcome for reward in sampled_rewards]),
+        outcome=mean([reward.outcome for reward in own_rewards]),
         causes=counts_by_cause(every, authors=authors),
-        agents=per_agent(sampled, sampled_rewards),
+        agents=per_agent(own, own_rewards),
         cost=cost,
         credit_fidelity=None if inferred is None else inferred.fidelity,
         is_credit_inferred=None if inferred is None else inferred.is_used,

@@ -70,6 +70,22 @@ def test_without_spread_the_interval_still_has_width() -> None:
     assert same.low == -same.high < 0
 
 
+def test_few_tasks_that_differ_decide_nothing() -> None:
+    """Three wins and no loss have an exact p of 0.25, and four one of 0.125."""
+    for num in (3, 4):
+        few = paired_interval(*wins_and_losses(num, 0, 128 - num), bounds=(-1.0, 1.0))
+        assert few.mean == num / 128 and few.low <= 0
+    many = paired_interval(*wins_and_losses(10, 0, 118), bounds=(-1.0, 1.0))
+    assert many.low > 0
+    equal = paired_interval(*wins_and_losses(0, 0, 128), bounds=(-1.0, 1.0))
+    assert equal.low == -equal.high < 0
+
+
+def test_the_exact_interval_does_not_take_the_share_of_differing_tasks_as_known() -> None:
+    lost = exact_interval(*wins_and_losses(0, 4, 124))
+    assert lost.low < -2 * 4 / 128, "of 128 tasks 4 were lost by chance, where 8 might have been"
+
+
 def test_the_same_seed_gives_the_same_interval() -> None:
     outcomes = named(np.random.default_rng(3).uniform(size=50))
     assert mean_interval(outcomes, seed=5) == mean_interval(outcomes, seed=5)
@@ -188,6 +204,7 @@ def test_the_exact_interval_is_that_of_clopper_and_pearson(won: int, lost: int) 
 
     known = binomtest(won, won + lost).proportion_ci(confidence_level=0.95, method="exact")
     found = exact_interval(*wins_and_losses(won, lost, 14 - won - lost))
-    share = (won + lost) / 14
-    assert found.low == pytest.approx(share * (2 * known.low - 1), abs=1e-9)
-    assert found.high == pytest.approx(share * (2 * known.high - 1), abs=1e-9)
+    share = binomtest(won + lost, 14).proportion_ci(confidence_level=0.95, method="exact")
+    below, above = 2 * known.low - 1, 2 * known.high - 1
+    assert found.low == pytest.approx(min(below * share.low, below * share.high), abs=1e-9)
+    assert found.high == pytest.approx(max(above * share.low, above * share.high), abs=1e-9)

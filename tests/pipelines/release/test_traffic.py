@@ -160,7 +160,7 @@ def test_a_step_decides_nothing_by_what_was_answered_before_it(monkeypatch: pyte
     assert found == {"state": "undecided", "reason": "after 0.3 s: 0 answers", "num_answers": 0}
 
 
-@pytest.mark.parametrize("shares", [(), (0.5, 0.1), (0.0, 0.5), (0.5, 1.5)])
+@pytest.mark.parametrize("shares", [(), (0.5, 0.1), (0.0, 0.5), (0.5, 1.5), (0.5, 1.0)])
 def test_shares_that_do_not_grow_are_refused(shares: tuple[float, ...]) -> None:
     with pytest.raises(ValidationError, match=r"traffic\.shares must be between 0 and 1 and grow"):
         TrafficConfig(shares=shares)

@@ -117,6 +117,15 @@ def test_a_rollback_accepts_no_alarm(run: Run) -> None:
     assert reason_to_skip(run) == ""
 
 
+def test_an_alarm_that_lasts_does_not_become_the_norm(run: Run) -> None:
+    for k in range(1, 11):
+        taken(run, k, 0.7 + 0.01 * (k % 2))
+    states = {taken(run, k, 0.2)["state"] for k in range(11, 51)}
+    assert states == {"alarm"} and reason_to_skip(run), "watch.history is 20"
+    accept(run, "harder tasks")
+    assert reason_to_skip(run) == ""
+
+
 def test_only_the_latest_windows_are_kept(run: Run) -> None:
     for k in range(1, 25):
         taken(run, k, 0.7)
@@ -285,6 +294,39 @@ def test_the_gateways_answers_are_those_since_the_last_window(watched: Run, monk
         tallies.pop("a", None)  # a replica that ends takes only its own figures along
     means = [w.figures["completion_tokens"].mean for w in kept_windows(watched, "gateway")]
     assert means == [10.0, 20.0]
+
+
+def test_after_a_rollback_only_new_answers_of_the_earlier_champion_count(
+    watched: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tallies = {7: Tally(), 8: Tally()}
+
+    def answers(run: Run) -> list[dict[str, Any]]:
+        figures = [{"team": "small", "team_version": v, "sums": tally.sums} for v, tally in tallies.items()]
+        return [{"replica": "a", "figures": figures}]
+
+    monkeypatch.setattr(served_windows, "gateway_answers", answers)
+    means = []
+    for version, tokens in ((7, 10.0), (8, 20.0), (7, 30.0)):
+        answer({"": tallies[version]}, tokens)
+        served = served_windows.served_windows(watched, version, key=f"{tokens}", at=time.time())
+        served_windows.mark_checked(watched, served)
+        means.append(served.windows["gateway"].figures["completion_tokens"].mean)
+    assert means == [10.0, 20.0, 30.0]
+
+
+def test_an_episode_that_ends_after_one_that_began_later_is_counted_and_none_twice(
+    watched: Run, make_trace: MakeTrace
+) -> None:
+    begun, counted = time.time() - 7200, []
+    for late, early in ((0, 0), (60, -600), (120, 0)):
+        serve_answers(watched, make_trace, 40, text="how many", begun=begun + late)
+        if early:
+            serve_answers(watched, make_trace, 40, text="how long", begun=begun + early)
+        served = served_windows.served_windows(watched, 7, key=f"{late}", at=time.time())
+        served_windows.mark_checked(watched, served)
+        counted.append(served.windows["service"].figures["turns"].num)
+    assert counted == [40, 80, 40]
 
 
 def test_a_replica_that_one_look_missed_is_not_counted_from_its_start(

@@ -21,7 +21,7 @@ from pipelines.run.scoring import rewards_for
 from pipelines.stages.score import score
 from serve_apps.runner import WORKFLOW_RAISED
 from stores.stage_results import Scored
-from stores.types import SOUND, Cause, EpisodeRewards, EpisodeStatus, Purpose, Trace
+from stores.types import SERVED, SOUND, Cause, EpisodeRewards, EpisodeStatus, Purpose, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -118,6 +118,19 @@ def test_an_error_beside_which_a_sibling_raised_none_is_the_policys_in_every_gro
     result, rewards = scored(tmp_path, make)
     assert result.causes.get("author", 0) == num_authors
     assert len(rewards) == sum(result.causes.get(cause, 0) for cause in ("sound", "policy"))
+
+
+def test_answers_that_callers_judged_are_paid_and_are_not_among_the_figures(
+    make_trace: MakeTrace, tmp_path: Path
+) -> None:
+    def make(where: dict[str, Any]) -> list[Trace]:
+        own = [make_trace(i, **where, answer="wrong") for i in range(4)]
+        served = [make_trace(4 + i, **where, outcome_metadata={SERVED: {"score": 1.0}}) for i in range(4)]
+        return [*own, *served]
+
+    result, rewards = scored(tmp_path, make)
+    assert sorted(reward.outcome for reward in rewards.values()) == [0.0] * 4 + [1.0] * 4
+    assert result.outcome == 0.0
 
 
 def scored_run(traces: Sequence[Trace], root: Path) -> Run:

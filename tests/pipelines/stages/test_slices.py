@@ -56,6 +56,12 @@ def test_decisions_rest_on_fresh_tasks_while_they_last() -> None:
     assert decision_tasks(fake_run(), 7) == TASKS
 
 
+def test_looks_are_at_tasks_in_an_order_by_chance() -> None:
+    first, second = (ids(decision_tasks(fake_run(per_look=3), k)) for k in (1, 2))
+    assert sorted(first) == sorted(second) == ids(TASKS)
+    assert first != second and ids(TASKS) not in (first, second)
+
+
 def test_iterations_that_are_not_evaluated_take_no_tasks_of_the_gate() -> None:
     run = fake_run(per_decision=3, every=2)  # 5 iterations: decisions after 2, 4 and, as the last one, 5
     taken = [task for k in (2, 4, 5) for task in ids(decision_tasks(run, k))]
@@ -63,11 +69,16 @@ def test_iterations_that_are_not_evaluated_take_no_tasks_of_the_gate() -> None:
 
 
 def fake_run(
-    *, carried: tuple[str, ...] | None = None, per_decision: int | None = None, every: int = 1, **collect: Any
+    *,
+    carried: tuple[str, ...] | None = None,
+    per_decision: int | None = None,
+    per_look: int | None = None,
+    every: int = 1,
+    **collect: Any,
 ) -> Any:
     """What `iteration_tasks` and `decision_tasks` need of a run: 10 tasks, and what iteration 1 carried over."""
     before = None if carried is None else collected(carried=carried)
-    evaluate = SimpleNamespace(tasks_per_decision=per_decision, every=every)
+    evaluate = SimpleNamespace(tasks_per_decision=per_decision, tasks_per_look=per_look, every=every)
     settings = CollectConfig(tasks_per_iteration=4, **collect)
     return SimpleNamespace(
         config=SimpleNamespace(collect=settings, evaluate=evaluate, seed=0),
