@@ -216,6 +216,9 @@ class Recorder:
         index = self.events.next()
         round_index = self.rounds.get(name, 0)
         self.rounds[name] = round_index + 1
+        place = round_index
+        if self.playback is not None:
+            place = self.playback.round_of(name, prompt.token_ids, round_index)
         group = self.team.group_of[name]
         tokenizer = self.team.tokenizers[group]
         sampling = self._fit(name, len(prompt.token_ids))
@@ -228,14 +231,14 @@ class Recorder:
             model_group=group,
             prompt_token_ids=prompt.token_ids,
             sampling=sampling,
-            seed=_turn_seed(self.spec.seed, name, round_index),
+            seed=_turn_seed(self.spec.seed, name, place),
             agent=name,
             task_id=self.spec.task.task_id,
         )
         start = time.perf_counter()
         call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request, options=options)
         try:
-            completion = _cut_at(await self._answered(index, call), tokenizer, stops)
+            completion = _cut_at(await self._answered(index, place, call), tokenizer, stops)
         except (asyncio.CancelledError, RequestRefused):
             self._take_back(name, index, round_index)
             raise
@@ -252,7 +255,7 @@ class Recorder:
             agent=name,
             model_group=group,
             policy_version=completion.policy_version,
-            round_index=round_index,
+            round_index=place,
             parents=tuple(sorted({*prompt.parents, *self.events.parents_of(prompt.inputs, index)})),
             prompt_text=prompt.text,
             completion_text=text,
@@ -283,13 +286,13 @@ class Recorder:
         self.events.wrote(index, text)
         return self.turns[index], parsed
 
-    async def _answered(self, index: int, call: AgentCall) -> Completion:
+    async def _answered(self, index: int, place: int, call: AgentCall) -> Completion:
         """Returns the completion; whatever time the engines failed in is noted as waiting."""
         start = self.events.unanswered[index] = self.clock.seconds
         try:
             async with self.clock.deadline(self.limits.turn_timeout_s):
                 with self.clock.is_current():
-                    completion = await self._complete(call)
+                    completion = await self._complete(place, call)
         except (TimeoutError, PolicyCallError, asyncio.CancelledError) as fault:
             self.events.waited(start)
             if isinstance(fault, TimeoutError):
@@ -303,10 +306,10 @@ class Recorder:
             self.events.waited(start, start + failed_share * (self.clock.seconds - start))
         return completion
 
-    async def _complete(self, call: AgentCall) -> Completion:
+    async def _complete(self, place: int, call: AgentCall) -> Completion:
         if self.playback is None:
             return await self.complete(call)
-        return await self.playback.complete(call.agent, call.request, lambda: self.complete(call))
+        return await self.playback.complete(call.agent, place, call.request, lambda: self.complete(call))
 
     def _fit(self, name: str, prompt_length: int) -> Sampling:
         """Returns the agent's sampling settings with `max_tokens` cut to the context.

@@ -10,15 +10,18 @@ A workflow must be deterministic: given the same replies it must make the same c
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Literal
 
-from serve_apps.agent import AuthorError, Tool
+from serve_apps.agent import AuthorError, Tool, ToolError
 from serve_apps.worlds.seen import COMPARED
 from stores.types import Completion, FinishReason, GenerateRequest, ToolCall, Trace
 from stores.variant_names import VariantName
 
+GIVEN_UP = "given up"
+"""With this begins the recorded error of a tool call that the workflow cancelled."""
 VariantKind = Literal["greedy", "counterfactual", "without"]
 
 
@@ -49,26 +52,44 @@ class Script:
 
 @dataclass(slots=True)
 class Playback:
-    """Runs a script once; counts the calls so far, by agent and by tool."""
+    """Runs a script once; remembers which of the recorded calls were made, by agent and by tool."""
 
     script: Script
-    _turns: dict[str, int] = field(default_factory=dict)
-    _calls: dict[str, int] = field(default_factory=dict)
+    _rounds: dict[str, set[int]] = field(default_factory=dict)
+    _calls: dict[str, set[int]] = field(default_factory=dict)
+    _is_live: bool = False
+    """Whether a call was answered live: prompts may be others from there on."""
+
+    def round_of(self, agent: str, prompt_token_ids: Sequence[int], number: int) -> int:
+        """Returns which of its own calls in the episode an agent's next call is: of those that the record has, the one with its prompt.
+
+        Branches that run side by side may come in another order than in the record. Args: number: what it is without a record.
+        """
+        base = self.script.base
+        if base is None:
+            return number
+        taken = self._rounds.setdefault(agent, set())
+        left = [turn for turn in base.turns if turn.agent == agent and turn.round_index not in taken]
+        prompt = list(prompt_token_ids)
+        found = next((turn.round_index for turn in left if list(turn.prompt_token_ids) == prompt), None)
+        if found is None:
+            kept = {turn.round_index for turn in left if self._is_live and turn.turn_index < self.script.changed_at}
+            found = next(n for n in count() if n not in taken | kept)
+        taken.add(found)
+        return found
 
     async def complete(
-        self, agent: str, request: GenerateRequest, live: Callable[[], Awaitable[Completion]]
+        self, agent: str, round_index: int, request: GenerateRequest, live: Callable[[], Awaitable[Completion]]
     ) -> Completion:
-        """Returns the completion of an agent's next turn; `live` samples one.
+        """Returns the completion of an agent's turn; `live` samples one. Args: round_index: see `round_of`.
 
         Raises ReplayError where the prompt is not the recorded one.
         """
-        base, number = self.script.base, self._turns.get(agent, 0)
-        self._turns[agent] = number + 1
+        base = self.script.base
         if base is None:
             return await live()
-        recorded = [turn for turn in base.turns if turn.agent == agent]
-        if number < len(recorded) and recorded[number].turn_index < self.script.changed_at:
-            turn = recorded[number]
+        turn = next((turn for turn in base.turns if (turn.agent, turn.round_index) == (agent, round_index)), None)
+        if turn is not None and turn.turn_index < self.script.changed_at:
             if list(turn.prompt_token_ids) != list(request.prompt_token_ids):
                 raise ReplayError(
                     f"turn {turn.turn_index} of {agent!r} has another prompt than in episode {base.episode_id}: the "
@@ -82,6 +103,7 @@ class Playback:
                 is_version_mixed=turn.is_version_mixed,
                 allowed_logprobs=tuple(turn.option_logprobs.values()),
             )
+        self._is_live = True
         if self.script.kind == "without" and agent == self.script.agent:
             version = base.policy_versions[request.model_group]
             return Completion(token_ids=[], logprobs=[], finish_reason=FinishReason.STOP, policy_version=version)
@@ -97,14 +119,18 @@ class Playback:
             )
 
     def response(self, tool: str, request: Mapping[str, Any]) -> tuple[bool, Any]:
-        """Returns whether the tool's next call was recorded before the change with the same request, and its response."""
+        """Returns whether the tool's call was recorded before the change with the same request, and its response; ToolError where it failed."""
         call = self._next_call(tool, request)
-        return (False, None) if call is None else (True, call.response)
+        if call is None or call.error.startswith(GIVEN_UP):
+            return False, None
+        if call.error:  # what the workflow did then, it does again
+            raise ToolError(call.error)
+        return True, call.response
 
     def compare(self, world: str, request: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
         """Raises ReplayError where a world shows something else than it did when the same call was recorded before the change."""
         call = self._next_call(world, request)
-        if call is None:
+        if call is None or call.error:
             return
         differs = [name for name in COMPARED if call.response[name] != seen[name]]
         if differs:
@@ -116,12 +142,11 @@ class Playback:
             )
 
     def _next_call(self, tool: str, request: Mapping[str, Any]) -> ToolCall | None:
-        """Returns the record of the tool's next call if it was made before the change, with the same request, and answered."""
-        number = self._calls.get(tool, 0)
-        self._calls[tool] = number + 1
+        """Returns the record of the tool's next call with this request, if it was made before the change."""
+        taken = self._calls.setdefault(tool, set())
         calls = [call for call in self.script.base.tool_calls if call.tool == tool] if self.script.base else []
-        if number >= len(calls):
+        call = next((c for c in calls if c.call_index not in taken and dict(c.request) == dict(request)), None)
+        if call is None:
             return None
-        call = calls[number]
-        is_same = call.call_index < self.script.changed_at and not call.error and dict(call.request) == dict(request)
-        return call if is_same else None
+        taken.add(call.call_index)
+        return call if call.call_index < self.script.changed_at else None

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from serve_apps.acting_team import ActingTeam, AgentCall
-from serve_apps.agent import AuthorError
+from serve_apps.agent import AuthorError, ToolError
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.runner import run_episode
@@ -94,8 +94,11 @@ class _RecordedCalls:
         return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=reason, policy_version=0)
 
     def respond(self, tool: str) -> Any:
-        """Returns the response of the next recorded call of a tool."""
-        return self._take((ToolCall, tool)).response
+        """Returns the response of the next recorded call of a tool; ToolError where it failed."""
+        call: ToolCall = self._take((ToolCall, tool))
+        if call.error:  # as it was: the workflow reads the tool's fallback, or sees the error
+            raise ToolError(call.error)
+        return call.response
 
     def _choose(self, offered: Sequence[str]) -> str:
         if not self._ahead and STOP in offered:

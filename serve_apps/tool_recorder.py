@@ -60,6 +60,7 @@ class ToolRecorder:
         self.calls: dict[int, ToolCall] = {}
         self._events, self._playback = events, playback
         self._num_worlds: dict[str, int] = {}
+        self._open: set[World] = set()
 
     async def use(self, name: str, tool: Tool, request: Mapping[str, Any], spans: EpisodeSpans) -> Any:
         """Calls a tool and returns its response, every text of it marked as coming from this call."""
@@ -116,7 +117,7 @@ class ToolRecorder:
             self._events.wrote(index, seen["text"])
             return index, seen
 
-        return World(name, environment, settings, record)
+        return World(name, environment, settings, record, self._events.clock, self._open)
 
     def used(
         self,

@@ -10,8 +10,10 @@ import asyncio
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from pydantic import Field
@@ -89,10 +91,11 @@ class ProgramEpisode:
     responses: KeptResponses = field(default_factory=lambda: KeptResponses(max_characters=1_000_000))
     """What its program may continue by `previous_response_id`, by agent."""
     _num_calls: int = 0
+    _num_named: Counter[str] = field(default_factory=Counter)
     _conversations: dict[str, Conversations] = field(default_factory=dict)
     _asked: dict[str, _Asked] = field(default_factory=dict)
-    _unread: dict[str, list[int]] = field(default_factory=dict)
-    """By agent, the recorded tool calls whose answers no turn has read yet."""
+    _unread: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By agent and id of the call, the recorded tool calls whose answers no turn has read yet."""
 
     @property
     def agents(self) -> list[str]:
@@ -192,7 +195,11 @@ class ProgramEpisode:
             )
         reader = AnswerReader.of(request, tokenizer, team.parsers_of(team.group_of[agent]), prompt.text)
         constraint = await prepared_constraint(request, reader)
-        prefix = f"call_{secrets.token_hex(6)}"
+        # Some templates show the ids of calls: an episode that is played again, or by another team, must read the same ones.
+        self._num_named[agent] += 1
+        spec = self.recorder.spec
+        place = f"{spec.task.task_id}/{spec.episode_index}/{agent}/{self._num_named[agent]}"
+        prefix = f"call_{sha256(place.encode()).hexdigest()[:12]}"
         turn, parsed = await self._turn(
             agent,
             Prompt(
@@ -202,14 +209,15 @@ class ProgramEpisode:
                     "messages": json.dumps(messages),
                     **{f"message {i}": str(m["content"] or "") for i, m in enumerate(messages)},
                 },
-                parents=results if prompt.continues is None else (prompt.continues, *results),
+                parents=(*results.values(), *(() if prompt.continues is None else (prompt.continues,))),
             ),
             request,
             reader,
             prefix,
             constraint=constraint,
         )
-        self._unread[agent].clear()
+        for call_id in results:
+            self._unread[agent].pop(call_id, None)
         message = dict(parsed.data)
         conversations.add(messages, prompt, turn.completion_token_ids, answered=message, turn_index=turn.turn_index)
         now = time.perf_counter()
@@ -259,13 +267,13 @@ class ProgramEpisode:
             self.fail(error)
             raise ApiError(503, str(error), code="engine_unavailable") from None
 
-    def _note_tool_answers(self, agent: str, request: ChatRequest) -> tuple[int, ...]:
+    def _note_tool_answers(self, agent: str, request: ChatRequest) -> dict[str, int]:
         """Records the tool calls that these messages answer, once each.
 
-        Returns the indices among the events of those that no turn of this agent has read, also from a call that its program
-        gave up.
+        Returns, by id, the indices among the events of those in these messages that no turn of this agent has read, also from a
+        call that its program gave up.
         """
-        call_indices = self._unread.setdefault(agent, [])
+        unread = self._unread.setdefault(agent, {})
         for message in request.messages:
             asked = self._asked.pop(message.tool_call_id or "", None)
             if message.role == "tool" and asked is not None:
@@ -278,8 +286,8 @@ class ProgramEpisode:
                     began=asked.answered_at,
                     spans=self.recorder.spans,
                 )
-                call_indices.append(index)
-        return tuple(call_indices)
+                unread[message.tool_call_id or ""] = index
+        return {i: unread[i] for message in request.messages if (i := message.tool_call_id or "") in unread}
 
 
 def _refuse_other_sampling(request: ChatRequest) -> None:

@@ -27,7 +27,7 @@ def main() -> None:
 
 def _played(function: Callable[[str, Any], Any], episode: dict[str, Any]) -> dict[str, Any]:
     try:
-        with OpenAI(base_url=episode["base_url"], api_key=episode["api_key"], max_retries=0) as client:
+        with OpenAI(base_url=episode["base_url"], api_key=episode["api_key"], max_retries=0, timeout=None) as client:
             returned = function(episode["prompt"], client)
         result = returned if isinstance(returned, dict) else {"answer": returned}
         reply = {name: result[name] for name in ("answer", "score", "metadata") if name in result}

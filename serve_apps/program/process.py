@@ -13,6 +13,8 @@ MAX_OUTPUT = 1_000_000
 """The number of bytes of output that are kept; further output is read and dropped."""
 END_S = 5.0
 """Seconds that a killed program may take to end."""
+LOOK_S = 0.5
+"""Seconds between two looks at whether a program has ended."""
 TAIL = 2_000
 """The number of characters of standard error that an error quotes."""
 
@@ -55,18 +57,28 @@ async def run_process(
     except OSError as error:
         raise ProgramError(f"{command[0]!r} did not start: {error.strerror or error}") from None
     assert process.stdout is not None and process.stderr is not None
+    leftovers = asyncio.create_task(_end_leftovers(process))
     try:
         output, errors, _ = await asyncio.gather(
             _read(process.stdout, MAX_OUTPUT), _read(process.stderr, MAX_OUTPUT), _feed(process, stdin)
         )
         exit_code = await process.wait()
     finally:
+        leftovers.cancel()
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         # A process that left the group may hold the output open, for which `wait` waits as well.
         with suppress(ProcessLookupError, TimeoutError):
             await asyncio.wait_for(process.wait(), timeout=END_S)
     return Ended(exit_code=exit_code, output=output, error_tail=errors[-TAIL:])
+
+
+async def _end_leftovers(process: asyncio.subprocess.Process) -> None:
+    """Kills what a program left running when it ended: that may hold the output open, whose end is waited for."""
+    while process.returncode is None:  # `wait` would wait for the output, too
+        await asyncio.sleep(LOOK_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _read(stream: asyncio.StreamReader, limit: int) -> str:

@@ -86,8 +86,8 @@ class EpisodeServer:
                 async def aclose(self) -> None:
                     """Closes nothing: a program that closes its client would close those of the others."""
 
-            self._http = Shared(trust_env=False)  # this server is never behind a proxy
-        return AsyncOpenAI(base_url=base_url, api_key=key, http_client=self._http, max_retries=0)
+            self._http = Shared(trust_env=False, timeout=None)  # this server is never behind a proxy
+        return AsyncOpenAI(base_url=base_url, api_key=key, http_client=self._http, max_retries=0, timeout=None)
 
     @contextmanager
     def playing(self, episode: ProgramEpisode) -> Iterator[str]:

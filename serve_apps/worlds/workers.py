@@ -18,9 +18,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -29,6 +29,7 @@ from typing import Any
 import psutil
 
 from serve_apps.agent import AuthorError, ToolFault, ToolRaised
+from serve_apps.episode_clock import EpisodeClock, current_clock
 from serve_apps.process_log import ProcessLog
 from serve_apps.worlds.environment import Environment
 from stores.types import Cause
@@ -94,7 +95,16 @@ class WorldWorker:
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
         # A caller that gives up does not stop an exchange that has begun: its answer is read, and nobody gets it.
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        loop, clock, place = asyncio.get_running_loop(), current_clock(), object()
+
+        def begun() -> Any:
+            if clock is not None:
+                with suppress(RuntimeError):  # the loop of a caller that gave up may be closed
+                    loop.call_soon_threadsafe(clock.has_begun, place)
+            return work(*arguments)
+
+        with _in_line(clock, place):
+            return await loop.run_in_executor(self._thread, begun)
 
     def _begin(self, world: int, settings: dict[str, Any]) -> tuple[int, Any]:
         if self._process is None or self._process.poll() is not None:
@@ -277,8 +287,10 @@ class WorldWorkers:
     @asynccontextmanager
     async def session(self) -> AsyncIterator[WorkerSession]:
         """Gives a world in the worker with the fewest worlds; waits for a free one where they are isolated."""
-        while (worker := self._take()) is None:
-            await asyncio.sleep(WAIT_S)
+        if (worker := self._take()) is None:
+            with _in_line(current_clock(), object()):
+                while (worker := self._take()) is None:
+                    await asyncio.sleep(WAIT_S)
         session = WorkerSession(worker, next(self._numbers))
         try:
             yield session
@@ -299,6 +311,18 @@ class WorldWorkers:
         """Ends all processes, with what they have started."""
         for worker in self.workers:
             worker.end()
+
+
+@contextmanager
+def _in_line(clock: EpisodeClock | None, place: object) -> Iterator[None]:
+    """Stops an episode's clock while it stands in line behind the worlds of others, until `has_begun` or the end of the block."""
+    if clock is not None:
+        clock.starts_waiting(place)
+    try:
+        yield
+    finally:
+        if clock is not None:
+            clock.has_begun(place)
 
 
 @cache

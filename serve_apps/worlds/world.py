@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from serve_apps.agent import AuthorError, TracedText
+from serve_apps.episode_clock import EpisodeClock
 from serve_apps.worlds.environment import Environment
 from serve_apps.worlds.seen import Seen, checked
 from serve_apps.worlds.workers import workers_of
@@ -32,8 +33,20 @@ class Session(Protocol):
 class World:
     """A world of one episode. It begins with the block `async with`, and is closed at its end."""
 
-    def __init__(self, name: str, environment: Environment, settings: Mapping[str, Any], record: Record) -> None:
-        """Args: name: what the workflow calls the environment. settings: JSON values, what the class or the server takes."""
+    def __init__(
+        self,
+        name: str,
+        environment: Environment,
+        settings: Mapping[str, Any],
+        record: Record,
+        clock: EpisodeClock,
+        held: set[World],
+    ) -> None:
+        """Args: name: what the workflow calls the environment. settings: JSON values, what the class or the server takes.
+
+        clock: of the episode; it stands still while the world waits for a worker. held: the worlds that the episode has open.
+        """
+        self._clock, self._held = clock, held
         self._name, self._environment, self._settings, self._record = name, environment, dict(settings), record
         self._stack = AsyncExitStack()
         self._session: Session | None = None
@@ -46,7 +59,11 @@ class World:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:  # closes the session of a world that does not begin
-            self._session = session = await stack.enter_async_context(session_of(self._environment))
+            # An episode that waits for one world and holds another could wait for itself: its time goes on.
+            with nullcontext() if self._held else self._clock.is_current():
+                self._session = session = await stack.enter_async_context(session_of(self._environment))
+            self._held.add(self)
+            stack.callback(self._held.discard, self)
             await self._call({"reset": self._settings}, lambda: session.reset(self._settings), before="")
             self._stack = stack.pop_all()
         return self
@@ -73,7 +90,9 @@ class World:
 
     async def _call(self, request: Mapping[str, Any], live: Callable[[], Awaitable[Any]], *, before: str) -> Seen:
         async def answered() -> dict[str, Any]:
-            answer = checked(await live(), self._environment, before=before)
+            with self._clock.is_current():
+                shown = await live()
+            answer = checked(shown, self._environment, before=before)
             is_last = self.num_steps >= self._environment.max_steps
             self.stop_reason = OVER if answer["is_done"] else MAX_STEPS if is_last else ""
             return {**answer, "is_done": bool(self.stop_reason)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,14 @@ import pytest
 from one_group import team_in_one_group
 
 from serve_apps.acting_team import AgentCall
-from serve_apps.agent import Agent, Tool
+from serve_apps.agent import Agent, Tool, ToolFault
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Tags
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.replay import Script
 from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
-from serve_apps.workflow import Outcome, Workflow
+from serve_apps.workflow import Outcome, Workflow, together
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.fast
@@ -31,6 +32,15 @@ looked_up: list[str] = []
 async def _look_up(word: str) -> str:
     looked_up.append(word)
     return f"entry {len(looked_up)} of {word}"
+
+
+SEARCH_IS_DOWN = threading.Event()
+
+
+async def _search(word: str) -> str:
+    if SEARCH_IS_DOWN.is_set():
+        raise ToolFault("503")
+    return f"much on {word}"
 
 
 class Editors(Workflow):
@@ -126,6 +136,68 @@ def test_a_workflow_that_asks_something_else_has_gone_astray(tiny_model: Path) -
     other = play(tiny_model, lambda call: "<TEXT>new</TEXT>", script=script)
     assert other.status is EpisodeStatus.AGENT_ERROR
     assert "turn 2 of 'writer' has another prompt" in other.error
+
+
+class Branches(Workflow):
+    """Two branches side by side; a tool that may be down."""
+
+    solver = Agent(prompt="Solve by way {way}", contract=Tags("TEXT"))
+    verifier = Agent(prompt="Check {draft}", contract=Tags("TEXT"))
+    search = Tool(_search, fail_open=True, fallback="nothing found")
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        async def branch(way: str) -> str:
+            draft = await agents.solver(way=way)
+            return str((await agents.verifier(draft=draft["text"]))["text"])
+
+        found = [f"{word}: {await tools.search(word=word)}" for word in ("one", "two")]
+        answers = await together(*map(branch, found))
+        return Outcome(answer=" ".join(answers))
+
+
+def play_branches(folder: Path, *, is_slow: bool, script: Script | None = None) -> Trace:
+    """Plays them; in the record the first branch is slower."""
+    tokenizer = ChatTokenizer(folder)
+
+    async def complete(call: AgentCall) -> Completion:
+        if is_slow and call.inputs.get("way", "").startswith("one"):
+            await asyncio.sleep(0.2)
+        text = (
+            call.inputs["way"][:3]
+            if call.agent == "solver"
+            else f"{'old' if is_slow else 'new'} {call.inputs['draft']}"
+        )
+        ids = tokenizer.encode_completion(f"<TEXT>{text}</TEXT>")
+        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
+
+    team = team_in_one_group(Branches(), tokenizer, max_model_len=256, max_tokens=32, version=3)
+    spec = EpisodeSpec(
+        run_id="r",
+        iteration=1,
+        purpose=Purpose.TRAIN,
+        team_key="team",
+        task=Task(task_id="t", prompt="ink", answers=()),
+        episode_index=0,
+        run_seed=0,
+        script=script,
+    )
+    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=LIMITS))
+
+
+def test_branches_that_come_in_another_order_are_those_of_the_record(tiny_model: Path) -> None:
+    SEARCH_IS_DOWN.set()
+    base = play_branches(tiny_model, is_slow=True)
+    drafts = [turn.prompt_text for turn in base.turns if turn.agent == "verifier"]
+    assert drafts == ["Check two", "Check one"] and "nothing found" in base.turns[0].prompt_text
+    SEARCH_IS_DOWN.clear()  # what failed in the record fails again
+    for changed in (turn for turn in base.turns if turn.agent == "verifier"):
+        script = Script(kind="counterfactual", agent="verifier", base=base, changed_at=changed.turn_index)
+        other = play_branches(tiny_model, is_slow=False, script=script)
+        assert (other.status, other.error) == (EpisodeStatus.OK, "")
+        texts = {turn.round_index: turn for turn in other.turns if turn.agent == "verifier"}
+        same = texts[changed.round_index]
+        assert list(same.prompt_token_ids) == list(changed.prompt_token_ids)
+        assert same.completion_text.startswith("<TEXT>new")
 
 
 def test_a_tool_that_remembers_is_refused_where_an_episode_is_played_again(tiny_model: Path) -> None:

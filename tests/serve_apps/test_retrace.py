@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serve_apps.acting_team import ActingTeam
-from serve_apps.agent import Agent, Tool
+from serve_apps.agent import Agent, Tool, ToolFault
 from serve_apps.contracts import Tags
 from serve_apps.retrace import NotRetraced, retrace
 from serve_apps.scripted import GROUP, ByteTokenizer, play_scripted
@@ -43,6 +43,16 @@ class Fixed(Workflow):
         await agents.solver(question=task.prompt, found=found)
         last = await agents.solver(question=task.prompt, found=found)
         return Outcome(answer=last["answer"])
+
+
+async def fail(query: str) -> str:
+    raise ToolFault("503")
+
+
+class Down(Fixed):
+    """Its search is down, and it goes on."""
+
+    look = Tool(fail, fail_open=True, fallback="the search is down")
 
 
 class Side(Fixed):
@@ -104,6 +114,14 @@ def test_the_choices_are_the_order_of_the_calls_and_the_replies_those_of_the_rec
     assert kept == {agent: [t.completion_token_ids for t in others if t.agent == agent] for agent in kept}
     assert "of 2 * 3: 6" in others[1].prompt_text and ASKED == [], "the tool's response is the recorded one"
     assert (played.answer, played.purpose, played.run_id) == ("8", Purpose.DEMONSTRATION, "new")
+
+
+def test_a_tool_that_failed_gives_its_fallback_again() -> None:
+    stored = play_scripted(Down(), TASK, SAYS)
+    under_down = replace(under(), workflow=Orchestrated(team={"path": HERE + "Down"}, steps=STEPS))
+    played = retraced(stored, under_down)
+    read = [[turn.prompt_text for turn in trace.turns if turn.agent == "solver"] for trace in (stored, played)]
+    assert read[0] == read[1] and "the search is down" in read[0][0]
 
 
 def test_calls_side_by_side_are_one_choice_where_a_step_makes_them() -> None:

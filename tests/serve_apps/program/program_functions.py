@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -46,6 +47,41 @@ async def forced_and_typed(prompt: str, client: Any) -> str:
         return str(json.loads(reply.choices[0].message.content)["value"])
     except (TypeError, ValueError):  # a demonstration's bare number, or what the token limit cut
         return str(reply.choices[0].message.content)
+
+
+async def asks_again_after_a_tool(prompt: str, client: Any) -> str:
+    """Has a call answered, and asks whether the model is sure."""
+    return await _conversation(client, [prompt, "Are you sure?"])
+
+
+async def conversations_at_once(prompt: str, client: Any) -> str:
+    """Three conversations of one agent, each with a tool, at once."""
+    answers = await asyncio.gather(
+        *(_conversation(client, [f"{prompt} in {city}"]) for city in ("Rome", "Bonn", "Oslo"))
+    )
+    return " ".join(answers)
+
+
+async def _conversation(client: Any, questions: list[str]) -> str:
+    messages: list[Any] = []
+    answer = ""
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        reply = (await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)).choices[0].message
+        if reply.tool_calls:
+            messages.append(reply.model_dump(exclude_none=True))
+            messages += [
+                {
+                    "role": "tool",
+                    "tool_call_id": call.id,
+                    "content": f"{calculate(call.function.arguments)} in {question[-4:]}",
+                }
+                for call in reply.tool_calls
+            ]
+            reply = (await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)).choices[0].message
+        messages.append({"role": "assistant", "content": reply.content})
+        answer = str(reply.content)
+    return answer
 
 
 def leave(prompt: str, client: Any) -> str:

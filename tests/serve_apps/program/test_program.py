@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import psutil
 import pytest
 from seen_spans import exported, spans_of
@@ -34,6 +35,7 @@ from tests.small_tokenizers import QWEN, build
 
 pytestmark = pytest.mark.test
 
+HERE = "tests.serve_apps.program.program_functions"
 CALCULATOR = str(Path(calculator.__file__))
 ONE = {"calculator": {"max_tokens": 200}}
 MULTIPLY = '<tool_call>{"name": "calculate", "arguments": {"expression": "6*8"}}</tool_call>'
@@ -530,6 +532,56 @@ def test_a_program_that_never_ends_is_ended_with_what_it_started(tiny_model: Pat
     while _is_alive(int(file.read_text())) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _is_alive(int(file.read_text()))
+
+
+def test_a_program_that_ends_takes_along_what_it_left_running(tiny_model: Path) -> None:
+    body = f"{say('x')}\nimport subprocess\nsubprocess.Popen(['sleep', '600'])\nprint(42)"
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a"), timeout_s=25)
+    assert (trace.status, trace.answer) == (EpisodeStatus.OK, "42")
+    assert trace.duration_s < 20
+
+
+@pytest.mark.parametrize("function", ["asks_again_after_a_tool", "conversations_at_once"])
+def test_an_episode_that_is_played_again_has_the_same_prompts(function: str, tmp_path: Path) -> None:
+    """Mistral's template shows the ids of calls."""
+    folder = build("mistral", tmp_path / "m")
+
+    def says(call: AgentCall) -> str:
+        is_first = '"role": "tool"' not in call.inputs["messages"]
+        return '[TOOL_CALLS][{"name": "calculate", "arguments": {"expression": "6*8"}}]' if is_first else "48"
+
+    program = Program(ONE, function=f"{HERE}:{function}")
+    first, again = (play(program, folder, says) for _ in range(2))
+    assert (first.status, first.error) == (EpisodeStatus.OK, "")
+    prompts = [sorted(tuple(turn.prompt_token_ids) for turn in trace.turns) for trace in (first, again)]
+    assert prompts[0] == prompts[1] and len(first.tool_calls) > 0
+
+
+def test_a_turn_has_read_the_tools_of_its_own_conversation_only(tiny_model: Path) -> None:
+    def says(call: AgentCall) -> str:
+        return "fine" if '"role": "tool"' in call.inputs["messages"] else MULTIPLY
+
+    async def slow(call: AgentCall) -> None:
+        await asyncio.sleep(0.3 if '"role": "tool"' in call.inputs["messages"] else 0.05)
+
+    trace = play(Program(ONE, function=f"{HERE}:conversations_at_once"), tiny_model, says, pause=slow)
+    read = [turn.parents for turn in trace.turns if "tool" in turn.prompt_text and "48 in" in turn.prompt_text]
+    tools = {call.call_index for call in trace.tool_calls}
+    assert len(tools) == 3 == len(read)
+    assert sorted(index for parents in read for index in parents if index in tools) == sorted(tools)
+
+
+def test_the_client_of_a_function_waits_as_long_as_the_run_does(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai._base_client, "DEFAULT_TIMEOUT", openai.Timeout(0.5))
+
+    async def slow(call: AgentCall) -> None:
+        await asyncio.sleep(1.5)
+
+    function = "pipelines.examples.calculator.program:answer"
+    trace = play(Program(ONE, function=function), tiny_model, by_turn("55"), pause=slow)
+    assert (trace.status, trace.error) == (EpisodeStatus.OK, "")
 
 
 @pytest.mark.nightly

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from serve_apps.agent import Agent
 from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Tags
 from serve_apps.demonstrate import demonstrate
+from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.replay import Script
+from serve_apps.runner import run_episode
 from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflow import Outcome, Workflow
 from serve_apps.worlds.environment import Environment
+from serve_apps.worlds.workers import workers_of
 from stores.rows import episode_table, traces_of
-from stores.types import Cause, EpisodeStatus, Task, Trace
+from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.test
 HERE = str(Path(__file__).parent)
@@ -174,6 +178,47 @@ def test_a_worker_that_fails_is_an_attempt_with_the_same_seed(tiny_model: Path) 
         tiny_model, Walk("Hanging", reset_timeout_s=0.5, step_timeout_s=0.5), walks, settings={"hangs_in": "reset"}
     )
     assert late.cause is Cause.INFRASTRUCTURE and "no answer to reset" in late.error
+
+
+def test_an_episode_that_stands_in_line_for_a_worker_is_no_failure_of_the_policy(tiny_model: Path) -> None:
+    """Four episodes take 0.5 s each in one worker, and may take 1.2 s."""
+    workflow, tokenizer = Walk("Hanging", is_isolated=True), ChatTokenizer(tiny_model)
+    acts = {}
+
+    async def complete(call: AgentCall) -> Completion:
+        words = (
+            iter(("<GOAL>g</GOAL>",))
+            if call.agent == "guide"
+            else acts.setdefault(call.task.task_id, iter(("hang", "stop")))
+        )
+        said = next(words)
+        ids = tokenizer.encode_completion(said if call.agent == "guide" else f"<ACT>{said}</ACT>")
+        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
+
+    async def play_all() -> list[Trace]:
+        team = one_group.team_in_one_group(workflow, tokenizer, max_model_len=256, max_tokens=32, version=3)
+        limits = EpisodeConfig(turn_timeout_s=1.2, episode_timeout_s=1.2, max_attempts=1)
+        specs = [
+            EpisodeSpec(
+                run_id="r",
+                iteration=1,
+                purpose=Purpose.TRAIN,
+                team_key="team",
+                task=Task(task_id=f"t{k}", prompt="wait", answers=(), metadata={"seconds": 0.5}),
+                episode_index=0,
+                run_seed=0,
+            )
+            for k in range(4)
+        ]
+        return list(await asyncio.gather(*(run_episode(s, team=team, complete=complete, limits=limits) for s in specs)))
+
+    async def warm() -> None:  # a worker takes a second or two to begin
+        async with workers_of(workflow.environments["way"]).session() as session:
+            await session.reset({})
+
+    asyncio.run(warm())
+    traces = asyncio.run(play_all())
+    assert [(trace.status, trace.error) for trace in traces] == [(EpisodeStatus.OK, "")] * 4
 
 
 def test_what_a_world_raises_is_the_policys_and_what_it_answers_wrongly_its_authors(tiny_model: Path) -> None:
