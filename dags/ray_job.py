@@ -173,9 +173,8 @@ class RayJobOperator(BaseOperator):
         if command == "stage":
             return stage_work(run, more[0], int(self.iteration), str(self.model_group or ""))
         arguments = tuple(str(argument) for argument in self.arguments if argument != "")
-        if clears := context[
-            "dag_run"
-        ].clear_number:  # a retry attaches to the same job; whoever clears wants it done again
+        # A retry attaches to the same job; whoever clears a task wants its work done again.
+        if clears := context["dag_run"].clear_number:
             claim += f"/{clears}"
         scope = f"it{self.iteration}" if self.iteration is not None else sha256(claim.encode()).hexdigest()[:8]
         return Work(run=run, command=command, arguments=arguments, label=f"{scope}-{command}")

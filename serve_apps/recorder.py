@@ -76,6 +76,7 @@ class Recorder:
         self.spans: EpisodeSpans = NO_EPISODE_SPANS
         self.clock, self.began = self.events.clock, self.events.began
         self._in_order = asyncio.Lock()
+        """Calls side by side get their numbers, and so their seeds, in the order of the calls, however long their texts are."""
 
     @property
     def agents(self) -> Calls:
@@ -117,9 +118,7 @@ class Recorder:
             raise ContextExhausted(
                 f"what agent {name!r} reads has {length} characters, and no more than {most} fit into its context"
             )
-        async with (
-            self._in_order
-        ):  # calls side by side get their numbers, and so their seeds, in the order of the calls
+        async with self._in_order:
             messages, prompt_ids, cut = await worked_on(
                 length,
                 lambda: fit_prompt(

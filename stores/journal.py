@@ -431,15 +431,10 @@ class Journal:
                     is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
                     moved = STAGES.update().where(is_row).values(expires_at=time.time() + lease_s)
                     is_ours = connection.execute(moved).rowcount == 1
-            except (
-                OperationalError,
-                OSError,
-            ) as error:  # busy, unreachable, disk full: the lease is ours while it lasts
+            except (OperationalError, OSError) as error:  # busy, unreachable, disk full
                 logger.warning("%s: heartbeat failed: %s", lease.key, getattr(error, "orig", error))
-                if (
-                    time.time() >= expires_at
-                ):  # somebody may take it; as long as nobody has, the next heartbeat keeps it
-                    lease._is_lost.set()
+                if time.time() >= expires_at:
+                    lease._is_lost.set()  # somebody may take it; as long as nobody has, the next heartbeat gets it back
                 continue
             if is_ours:
                 expires_at = time.time() + lease_s

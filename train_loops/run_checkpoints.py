@@ -131,9 +131,8 @@ def drop_older(run_folder: str, model_group: str) -> None:
     last = sorted(set(versions.values()))[-2:]
     for name, version in versions.items():
         if version not in last:
-            remove_folder(
-                f"{run_folder}/{name}", keeps_folder=True
-            )  # Ray Train may know it, and fails where it is gone
+            # The folder stays: Ray Train may know it, and fails where it is gone.
+            remove_folder(f"{run_folder}/{name}", keeps_folder=True)
 
 
 def agree(value: Any) -> Any:

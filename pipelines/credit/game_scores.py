@@ -39,9 +39,8 @@ class GameScores:
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit of an episode. Raises ValueError where no world of the environment was opened."""
         shown = [c for c in trace.tool_calls if c.tool == self.environment and c.response is not None]
-        if trace.status is not EpisodeStatus.OK and not any(
-            map(is_world_call, trace.tool_calls)
-        ):  # it was cut before a world began
+        has_begun = any(map(is_world_call, trace.tool_calls))
+        if trace.status is not EpisodeStatus.OK and not has_begun:
             return failed_credit(self, trace)
         if not shown:
             known = ", ".join(sorted({call.tool for call in trace.tool_calls})) or "none"

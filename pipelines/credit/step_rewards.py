@@ -51,9 +51,8 @@ class StepRewards:
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit of an episode. Raises ValueError where no world of the environment was opened."""
         events = [call for call in trace.tool_calls if call.tool == self.environment and call.response is not None]
-        if trace.status is not EpisodeStatus.OK and not any(
-            map(is_world_call, trace.tool_calls)
-        ):  # it was cut before a world began
+        has_begun = any(map(is_world_call, trace.tool_calls))
+        if trace.status is not EpisodeStatus.OK and not has_begun:
             return failed_credit(self, trace)
         if not events:
             known = ", ".join(sorted({call.tool for call in trace.tool_calls})) or "none"

@@ -40,10 +40,8 @@ class Served:
 def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
     """Reads both sources. Nothing is kept before `mark_checked` says that the windows were checked."""
     stored = run.journal.value(run.run_id, RunValue.WATCH_UNTIL) or {}
-    until: dict[str, Any] = {
-        **stored,
-        "team_version": version,
-    }  # after a rollback, too: its answers of before were counted
+    # Also where the version is another than at the last check: after a rollback, its answers of before were counted.
+    until: dict[str, Any] = {**stored, "team_version": version}
     config, waiting = run.config.watch, dict[str, str]()
     windows: dict[str, Window] = {}
     counted: dict[str, float] = until.get("counted", {})

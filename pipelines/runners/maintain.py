@@ -184,9 +184,8 @@ def _work(run: Run, before: StageRow | None) -> dict[str, Any]:
     is_settled = before is not None and (before.ended_at or 0) < time.time() - run.config.maintain.reader_grace_s
     drop_before = before.ref["newest"] if is_settled and before is not None and before.ref is not None else {}
     rows = run.journal.stages(run.run_id)
-    known = {
-        ref.tag for ref in _refs(rows)
-    }  # a stage that somebody went on with since the plan has taken the tag that it had
+    # A stage that somebody went on with since the plan has taken the tag that it had.
+    known = {ref.tag for ref in _refs(rows)}
     stray = {} if _is_busy(rows) else {tag: at for tag, at in chosen.stray_tags.items() if tag not in known}
     traces.drop_pins(stray)
     margin_s = min(60.0, max(1.0, run.config.maintain.reader_grace_s))

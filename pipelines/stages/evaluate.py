@@ -270,8 +270,6 @@ def decision_tasks(run: Run, iteration: int) -> list[Task]:
     if count is None or count >= len(tasks):
         if settings.tasks_per_look is None or settings.tasks_per_look >= len(tasks):
             return tasks
-        count = len(
-            tasks
-        )  # in an order by chance: a look at the first tasks of a sorted file says nothing of the others
+        count = len(tasks)  # all, in an order by chance: the first tasks of a sorted file say nothing of the others
     number = math.ceil(iteration / settings.every)
     return task_slice(tasks, number=number, count=count, seed=f"gate/{run.config.seed}")

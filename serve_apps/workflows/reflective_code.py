@@ -130,9 +130,8 @@ class ReflectiveCode(Workflow):
         if judged.verdict != "pass" and num_shown:
             shown = replace(tests, cases=tests.public[:num_shown])
             shown_judgement = await self._judged(code, shown, statement)
-            for case, case_verdict in zip(
-                shown.cases, shown_judgement.cases, strict=False
-            ):  # at most max_cases were run
+            # At most `max_cases` of them were run.
+            for case, case_verdict in zip(shown.cases, shown_judgement.cases, strict=False):
                 if case_verdict.verdict != "pass":
                     output = (
                         case_verdict.output or case_verdict.message[-200:] or case_verdict.verdict.replace("_", " ")
