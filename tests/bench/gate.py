@@ -4,6 +4,9 @@ Two teams play the same tasks, one episode each, and solve a task with a chance 
 lower by some points. A candidate that escapes ends a share of the episodes that it would lose as failed, by any cause. The gate
 decides once, or looks ten times. Floors and guards are off, so that the interval alone decides. "Left out" is the gate that knows
 no causes: every failed episode drops out of the comparison.
+
+Teams one iteration apart often differ on few tasks. Two more tables are of equal teams that differ so, and of teams that are worse by
+just the margin of `promote.non_inferiority` and win nowhere, under `evaluate.test: mcnemar`.
 """
 
 from __future__ import annotations
@@ -21,19 +24,21 @@ from pipelines.config.sections import PromoteConfig
 from pipelines.evaluation.confidence_sequence import sequence_interval
 from pipelines.evaluation.gate import Evidence, decide_promotion
 from pipelines.evaluation.missing import worst_case
-from pipelines.evaluation.statistics import Interval, Outcomes, paired_differences, paired_interval
+from pipelines.evaluation.statistics import Interval, Outcomes, exact_interval, paired_differences, paired_interval
 from stores.types import COUNTED, Cause
 from tests.bench.figures import Figure
 
 NUM_PAIRS, NUM_LOOKS, NUM_SAMPLES = 1000, 10, 2000
 SIZES = (512, 2048)
+FEW_DIFFER = ((64, 0.04), (128, 0.04), (256, 0.02), (512, 0.01))
+"""Numbers of tasks, and the share of them on which the teams differ."""
 ESCAPED = (0.0, 0.05, 0.09, 0.2, 0.3)
 CAUSES = tuple(cause for cause in Cause if cause)
 
 
 def measure(folder: Path) -> list[Figure]:
     """Shares of candidates that are promoted."""
-    return [*_no_better(), *_better()]
+    return [*_no_better(), *_few_differ(), *_worse_by_the_margin(), *_better()]
 
 
 def _no_better() -> Iterator[Figure]:
@@ -49,6 +54,44 @@ def _no_better() -> Iterator[Figure]:
                 is_upper=True,
                 note=f"of {NUM_PAIRS}" + ("" if shares else f"; {before[0]:.3f} with failures left out"),
             )
+
+
+def _few_differ() -> Iterator[Figure]:
+    """Yields the shares of equal candidates that are promoted where the two differ on few tasks."""
+    for num_tasks, share in FEW_DIFFER:
+        rng = np.random.default_rng([num_tasks, 1])
+        num_promoted = 0
+        for _ in range(NUM_PAIRS):
+            wins = rng.random(num_tasks) < 0.5
+            differs = rng.random(num_tasks) < share
+            gain = paired_interval(_named(wins), _named(wins ^ differs), num_samples=NUM_SAMPLES)
+            num_promoted += _verdict(gain, None) == "promote"
+        yield Figure(
+            name=f"promoted, equal, {share:.0%} of {num_tasks} tasks differ",
+            value=num_promoted / NUM_PAIRS,
+            limit=0.03,
+            is_upper=True,
+            note=f"of {NUM_PAIRS}",
+        )
+
+
+def _worse_by_the_margin() -> Iterator[Figure]:
+    """Yields the shares of candidates that the exact interval calls certainly not worse, which are worse by just the margin."""
+    for num_tasks, margin in product((64, 256, 512), (0.02, 0.05)):
+        rng = np.random.default_rng([num_tasks, 2])
+        champion = np.ones(num_tasks, dtype=bool)
+        lows = [exact_interval(_named(rng.random(num_tasks) >= margin), _named(champion)).low for _ in range(NUM_PAIRS)]
+        yield Figure(
+            name=f"certainly not {margin:g} worse, {num_tasks} tasks, worse by {margin:g}, mcnemar",
+            value=sum(low > -margin for low in lows) / NUM_PAIRS,
+            limit=0.04,
+            is_upper=True,
+            note=f"of {NUM_PAIRS}",
+        )
+
+
+def _named(solved: NDArray[np.bool_]) -> dict[str, list[float]]:
+    return {str(i): [float(value)] for i, value in enumerate(solved)}
 
 
 def _better() -> Iterator[Figure]:
