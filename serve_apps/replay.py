@@ -71,12 +71,13 @@ class Playback:
         taken = self._rounds.setdefault(agent, set())
         left = [turn for turn in base.turns if turn.agent == agent and turn.round_index not in taken]
         prompt = list(prompt_token_ids)
-        found = next((turn.round_index for turn in left if list(turn.prompt_token_ids) == prompt), None)
-        if found is None:
-            kept = {turn.round_index for turn in left if self._is_live and turn.turn_index < self.script.changed_at}
-            found = next(n for n in count() if n not in taken | kept)
-        taken.add(found)
-        return found
+        place = next((turn.round_index for turn in left if list(turn.prompt_token_ids) == prompt), None)
+        if place is None:
+            # After a live answer, calls of before the change may still come, and their places stay theirs.
+            expected = {turn.round_index for turn in left if self._is_live and turn.turn_index < self.script.changed_at}
+            place = next(n for n in count() if n not in taken | expected)
+        taken.add(place)
+        return place
 
     async def complete(
         self, agent: str, round_index: int, request: GenerateRequest, live: Callable[[], Awaitable[Completion]]

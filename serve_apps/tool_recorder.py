@@ -23,7 +23,7 @@ from serve_apps.agent import (
     traced,
 )
 from serve_apps.episode_events import EpisodeEvents
-from serve_apps.replay import Playback
+from serve_apps.replay import GIVEN_UP, Playback
 from serve_apps.telemetry.episodes import EpisodeSpans
 from serve_apps.telemetry.spans import Span
 from serve_apps.worlds.environment import Environment
@@ -195,7 +195,7 @@ class ToolRecorder:
                 if call.is_ours_to_wait:
                     events.waited(started)
                 seconds = time.perf_counter() - start
-                self.calls[index] = ended(error=f"given up after {seconds:.1f} s")
+                self.calls[index] = ended(error=f"{GIVEN_UP} after {seconds:.1f} s")
                 raise
             except (ToolError, AuthorError) as raised:
                 fault = raised

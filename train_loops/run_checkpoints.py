@@ -125,9 +125,9 @@ def drop_older(run_folder: str, model_group: str) -> None:
 
     if dist.get_rank() != 0:
         return
-    form = re.compile(rf"{re.escape(model_group)}-v(\d+)-[0-9a-f]{{8}}")
+    name_form = re.compile(rf"{re.escape(model_group)}-v(\d+)-[0-9a-f]{{8}}")
     names = {file.name.partition("/")[0] for file in list_files(run_folder)}
-    versions = {name: int(found[1]) for name in names if (found := form.fullmatch(name))}
+    versions = {name: int(found[1]) for name in names if (found := name_form.fullmatch(name))}
     last = sorted(set(versions.values()))[-2:]
     for name, version in versions.items():
         if version not in last:

@@ -279,8 +279,8 @@ def key(
     keys = read_keys(file) if file.exists() else []
     known = [k for k in keys if k.name == name]
     if revoke:
-        given = {"--scope": scope, "--days": days, "--per-minute": per_minute}
-        _refuse(given, "has no effect on a key that --revoke removes")
+        useless = {"--scope": scope, "--days": days, "--per-minute": per_minute}
+        _refuse(useless, "has no effect on a key that --revoke removes")
         if not known:
             raise ValueError(f"{file} has no key {name!r}; it has {', '.join(k.name for k in keys) or 'none'}")
         write_keys(file, [k for k in keys if k.name != name])
@@ -366,8 +366,8 @@ def watch(
     from pipelines.cluster.connect import connect
 
     if accept:
-        given = {"--team": team, "--section": section, "--exit-code": exit_code}
-        _refuse(given, "has no effect with --accept, which plays nothing")
+        useless = {"--team": team, "--section": section, "--exit-code": exit_code}
+        _refuse(useless, "has no effect with --accept, which plays nothing")
     run = existing_run(config, root)
     if accept:
         from pipelines.monitoring.watching import accept as accept_alarms

@@ -67,13 +67,13 @@ def paired_interval(
     Raises ValueError, besides what `mean_interval` does, when the two did not solve the same tasks.
     """
     differences = paired_differences(candidate, champion)
-    found = _bootstrap(differences, seed, num_samples, confidence, bounds)
+    interval = _bootstrap(differences, seed, num_samples, confidence, bounds)
     if bounds == (0.0, 0.0) or np.count_nonzero(differences) >= FEW:
-        return found
+        return interval
     # Too few to resample: 3 tasks won and none lost would do. One more of each kind, as Agresti and Min (2005) have it for matched pairs.
-    far = float(np.abs(differences).max())
-    more = _bootstrap(np.append(differences, (far, -far)), seed, num_samples, confidence, bounds)
-    return replace(found, low=min(found.low, more.low), high=max(found.high, more.high))
+    largest = float(np.abs(differences).max())
+    wider = _bootstrap(np.append(differences, (largest, -largest)), seed, num_samples, confidence, bounds)
+    return replace(interval, low=min(interval.low, wider.low), high=max(interval.high, wider.high))
 
 
 def paired_differences(candidate: Outcomes, champion: Outcomes) -> np.ndarray:

@@ -160,12 +160,10 @@ def _keep(run: Run, source: str, window: Window) -> None:
     stored = (run.journal.value(run.run_id, name) or {}).get("windows", [])
     others = [data for data in stored if data["key"] != window.key]
     windows = sorted([*others, window.to_json()], key=lambda data: float(data["at"]))
-    kept = [
-        data["key"]
-        for has_alarms in (False, True)
-        for data in [data for data in windows if bool(data["alarms"]) == has_alarms][-run.config.watch.history :]
-    ]
-    run.journal.put_value(run.run_id, name, {"windows": [data for data in windows if data["key"] in kept]})
+    history = run.config.watch.history
+    usual, alarming = ([data for data in windows if bool(data["alarms"]) == alarms] for alarms in (False, True))
+    latest = sorted([*usual[-history:], *alarming[-history:]], key=lambda data: float(data["at"]))
+    run.journal.put_value(run.run_id, name, {"windows": latest})
 
 
 def _check_of(

@@ -172,10 +172,9 @@ def _iterate(run: Run, todo: Sequence[int], screen: Screen, finished: Callable[[
             for name in STAGES:
                 _run_whole_stage(run, name, iteration, screen)
             promoted(iteration)
-    except BaseException:
-        if left:  # the process that goes on with it adds the rest
+    finally:
+        if left:  # it was interrupted, or failed: the process that goes on with it adds the rest
             _add_wall(run, RunValue.WALL.of(left[0]), time.perf_counter() - began)
-        raise
 
 
 def _run_whole_stage(run: Run, name: str, iteration: int, screen: Screen) -> None:

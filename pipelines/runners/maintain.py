@@ -19,7 +19,7 @@ import errno
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,7 @@ def plan(run: Run) -> Plan:
     tags = {ref.tag for ref in known}
     # A run that is trained on another one's traces pins rows in that one's tables.
     pinned_in = [*tables, *run.traces.tables_with(ref for ref in known if ref.run_id != run.run_id)]
-    is_busy = _is_busy(rows)  # its tag may be of an old version, and its ref not kept yet
+    is_busy = any(map(_is_worked_on, rows))  # its tag may be of an old version, and its ref not kept yet
     newest = {group: max(versions, default=0) for group, versions in kept.items()}
     dropped = {
         group: [v for v in run.weights.versions(group) if v not in versions and v < newest[group]]
@@ -186,7 +186,9 @@ def _work(run: Run, before: StageRow | None) -> dict[str, Any]:
     rows = run.journal.stages(run.run_id)
     # A stage that somebody went on with since the plan has taken the tag that it had.
     known = {ref.tag for ref in _refs(rows)}
-    stray = {} if _is_busy(rows) else {tag: at for tag, at in chosen.stray_tags.items() if tag not in known}
+    stray = (
+        {} if any(map(_is_worked_on, rows)) else {tag: at for tag, at in chosen.stray_tags.items() if tag not in known}
+    )
     traces.drop_pins(stray)
     margin_s = min(60.0, max(1.0, run.config.maintain.reader_grace_s))
     try:
@@ -238,15 +240,15 @@ def _report(run: Run, chosen: Plan) -> dict[str, Any]:
     }
 
 
-def _is_busy(rows: Sequence[StageRow]) -> bool:
-    """Whether somebody is at one of these stages; a killed process leaves its row as it was, with a lease that has ended."""
-    return any(row.status == RUNNING and not row.is_free for row in rows)
+def _is_worked_on(row: StageRow) -> bool:
+    """Whether somebody is at a stage; a killed process leaves its row as it was, with a lease that has ended."""
+    return row.status == RUNNING and not row.is_free
 
 
 def _last_old(rows: list[StageRow], keep_iterations: int, max_lag: int) -> int:
     """The newest iteration that is old; nothing is from `max_lag` iterations before an unfinished stage's on."""
     finished = max((row.iteration for row in rows if row.stage == Decided.STAGE and row.status == DONE), default=0)
-    busy = min((row.iteration for row in rows if _is_busy([row])), default=finished + 1)
+    busy = min((row.iteration for row in rows if _is_worked_on(row)), default=finished + 1)
     return min(finished - keep_iterations, busy - 1) - max_lag
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,15 @@ def play(
         ids = tokenizer.encode_completion(says(call))
         return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
 
+    return run(workflow, tokenizer, complete, script)
+
+
+def run(
+    workflow: Workflow,
+    tokenizer: ChatTokenizer,
+    complete: Callable[[AgentCall], Awaitable[Completion]],
+    script: Script | None,
+) -> Trace:
     team = team_in_one_group(workflow, tokenizer, max_model_len=256, max_tokens=32, version=3)
     spec = EpisodeSpec(
         run_id="r",
@@ -170,18 +179,7 @@ def play_branches(folder: Path, *, is_slow: bool, script: Script | None = None) 
         ids = tokenizer.encode_completion(f"<TEXT>{text}</TEXT>")
         return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
 
-    team = team_in_one_group(Branches(), tokenizer, max_model_len=256, max_tokens=32, version=3)
-    spec = EpisodeSpec(
-        run_id="r",
-        iteration=1,
-        purpose=Purpose.TRAIN,
-        team_key="team",
-        task=Task(task_id="t", prompt="ink", answers=()),
-        episode_index=0,
-        run_seed=0,
-        script=script,
-    )
-    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=LIMITS))
+    return run(Branches(), tokenizer, complete, script)
 
 
 def test_branches_that_come_in_another_order_are_those_of_the_record(tiny_model: Path) -> None:

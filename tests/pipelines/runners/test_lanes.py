@@ -123,20 +123,25 @@ def test_ctrl_c_ends_a_trainer_that_would_go_on(tmp_path: Path) -> None:
     assert interrupted.is_set()
 
 
+def train_until_interrupted(failed: threading.Event, interrupted: threading.Event) -> None:
+    """Presses Ctrl-C once something else has `failed`, and goes on until the interrupt arrives here."""
+    try:
+        failed.wait(20)
+        _thread.interrupt_main()
+        while True:
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        interrupted.set()
+        raise
+
+
 def test_ctrl_c_ends_a_trainer_that_goes_on_after_the_other_lane_has_failed(tmp_path: Path) -> None:
     stages = Stages()
     failed, interrupted = threading.Event(), threading.Event()
 
     def held_up(name: str) -> None:
         if name == "train 1":
-            try:
-                failed.wait(20)
-                _thread.interrupt_main()
-                while True:
-                    time.sleep(0.01)
-            except KeyboardInterrupt:
-                interrupted.set()
-                raise
+            train_until_interrupted(failed, interrupted)
         if name == "collect 2":
             wait_until(lambda: "train 1" in stages.begun, timeout_s=20)
             threading.Timer(0.2, failed.set).start()
@@ -155,14 +160,7 @@ def test_ctrl_c_reaches_every_training_also_where_one_of_them_has_failed(monkeyp
         if model_group == "a":
             threading.Timer(0.2, failed.set).start()
             raise RuntimeError("a")
-        try:
-            failed.wait(20)
-            _thread.interrupt_main()
-            while True:
-                time.sleep(0.01)
-        except KeyboardInterrupt:
-            interrupted.set()
-            raise
+        train_until_interrupted(failed, interrupted)
 
     monkeypatch.setattr(local_runner, "run_stage", run_stage)
     run: Any = SimpleNamespace(config=SimpleNamespace(train_tasks=["a", "b"]))
