@@ -57,6 +57,48 @@ def test_empty_answers_and_refusals_count_and_what_nobody_does_is_no_reason_to_d
     assert not is_refusal("42") and not is_refusal("It is 42. I can't say why.") and not is_refusal("I scan it")
 
 
+@pytest.mark.parametrize("apostrophe", "'’‘‛ʼ＇`´′")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "I'm sorry, but I can't help with that.",
+        "I'M SORRY, BUT NO.",
+        "  \n**I can't help with that.**",
+        "_I can't help with that._",
+        "> I won't do this.",
+        "Sorry. I can't.",
+        "Unfortunately, I simply can't say.",
+        "<think>It is 42.</think>I'm truly sorry.",
+    ],
+)
+def test_a_refusal_is_one_however_it_is_typed(answer: str, apostrophe: str) -> None:
+    assert is_refusal(answer.replace("'", apostrophe))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "I cannot",
+        "I can not say",
+        "I am unable to",
+        "I am not able to",
+        "I am very sorry",
+        "Ｉ ｃａｎｎｏｔ",
+        "I\u00a0cannot",
+    ],
+)
+def test_a_refusal_in_full_words_is_one(answer: str) -> None:
+    assert is_refusal(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["*", "#", "I can", "I can test it", "It isn’t 42", "Who is sorry?", "Wilma can’t", "<think>I can’t say</think>42"],
+)
+def test_an_answer_is_no_refusal(answer: str) -> None:
+    assert not is_refusal(answer)
+
+
 def test_tools_that_the_champion_never_calls_have_no_ratio(make_trace: Make) -> None:
     traces = [replace(make_trace(i), tool_calls=()) for i in range(8)]
     assert check_guards(traces, traces, config=only(tool_calls=0.5)) == []
