@@ -122,12 +122,14 @@ def retriever(
     """Serve a corpus with the API of Search-R1's retrieval server: POST /retrieve."""
     import uvicorn
 
+    from serve_apps.http_connection import HttpConnection
     from serve_apps.tools.retriever_app import build_retriever
     from stores.corpus import Corpus
 
     documents = Corpus(uri, embed=_embedding(embed))
     print(f"{len(documents)} documents at http://{host}:{port}/retrieve")
-    uvicorn.run(build_retriever(documents, top_k=top_k), host=host, port=port, log_level="warning")
+    api = build_retriever(documents, top_k=top_k)
+    uvicorn.run(api, host=host, port=port, http=HttpConnection, ws="none", log_level="warning")
 
 
 def _embedding(path: str) -> Any:

@@ -13,7 +13,7 @@ import asyncio
 import resource
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from serve_apps.http_connection import HttpConnection
 
 OTHER_FILES = 128
 """Files that a replica keeps open beside connections: logs, tables, connections to Ray."""
@@ -44,7 +44,7 @@ class ConnectionLimits:
             next(iter(self.waiting), newest).abort()
 
 
-class LimitedConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+class LimitedConnection(HttpConnection):
     """A connection that is closed where the head of a request takes too long, or others need its place."""
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **settings: Any) -> None:

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import uvicorn
 from fastapi import FastAPI, Request
 
+from serve_apps.http_connection import HttpConnection
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import add_errors
 from serve_apps.openai_api.protocol import ApiError
@@ -52,7 +53,9 @@ class EpisodeServer:
         self._address = f"127.0.0.1:{FORWARDED_PORT}"
         if self.folder is None:
             self._address = f"{host}:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(build_api(self.episodes), log_config=None, access_log=False, lifespan="off")
+        config = uvicorn.Config(
+            build_api(self.episodes), http=HttpConnection, ws="none", log_config=None, access_log=False, lifespan="off"
+        )
         self._server = uvicorn.Server(config)
         self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         self._serving: asyncio.Task[None] | None = None
