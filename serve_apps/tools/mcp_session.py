@@ -7,7 +7,6 @@ call ──> connected? ──no──> a task starts the server, asks for its t
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from serve_apps.episode_resources import of_episode
 from serve_apps.process_log import ProcessLog
 from serve_apps.tools.mcp_schemas import check_arguments, note_schema, schema_hash, validator_of
 from serve_apps.tools.mcp_server import McpServer
+from serve_apps.tools.mcp_text import text_of
 
 if TYPE_CHECKING:
     import mcp
@@ -77,7 +77,7 @@ class Session:
             if _is_about_arguments(error):
                 raise ToolError(f"{name}: {error}") from None
             raise self._lost(connection, f"{name} has no answer: {_first(error)}") from None
-        text = _text_of(result)
+        text = text_of(result)
         if result.is_error:
             raise ToolError(text or f"{name} failed and did not say why")
         return text
@@ -281,14 +281,6 @@ def _import_client() -> None:
     """Imports what a connection needs; the first time takes a second or more."""
     for name in ("jsonschema", "mcp", "mcp.client.streamable_http"):
         import_module(name)
-
-
-def _text_of(result: mcp_types.CallToolResult) -> str:
-    """Returns the texts of an answer, or else its data as JSON; what is neither is named."""
-    parts = [block.text if block.type == "text" else f"[{block.type}]" for block in result.content]
-    if not parts and result.structured_content is not None:
-        return json.dumps(result.structured_content, ensure_ascii=False)
-    return "\n".join(parts)
 
 
 def _first(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from mcp.server import MCPServer
+from mcp_types import ContentBlock, EmbeddedResource, ResourceLink, TextContent, TextResourceContents
 
 SERVER = MCPServer("notes", version="1.2")
 NOTES: list[str] = []
@@ -43,6 +44,17 @@ def pid() -> str:
 def variable(name: str) -> str:
     """Says what an environment variable holds."""
     return os.environ.get(name, "")
+
+
+@SERVER.tool()
+def download(name: str) -> list[ContentBlock]:
+    """Answers with a text, a file and a link."""
+    uri = f"file:///{name}"
+    return [
+        TextContent(text="downloaded 1 file"),
+        EmbeddedResource(resource=TextResourceContents(uri=uri, text="The moon is far.")),
+        ResourceLink(uri=f"{uri}.pdf", name="as a PDF"),
+    ]
 
 
 @SERVER.tool()

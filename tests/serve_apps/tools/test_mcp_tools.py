@@ -98,6 +98,13 @@ async def test_a_tool_answers_and_its_call_is_recorded_with_what_answered(played
     assert call.version.startswith("notes 1.2, schema ") and call.request == {"a": 2, "b": 3}
 
 
+@pytest.mark.test
+async def test_a_file_in_an_answer_is_given_to_the_workflow(played: Play) -> None:
+    trace = await played(Scene({"download": tool("download")}), ("download", {"name": "moon"}))
+    text = "downloaded 1 file\n[resource file:///moon]\nThe moon is far.\n[resource_link file:///moon.pdf: as a PDF]"
+    assert (trace.answer, trace.tool_calls[0].response) == (text, text)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
