@@ -18,6 +18,8 @@ from stores.types import Task
 ISSUE, FAILING = "problem_statement", "FAIL_TO_PASS"
 SETTINGS = ("snapshot", "test_patch", FAILING, "PASS_TO_PASS", "site", "time_s", "memory_mib")
 """Fields that the world takes."""
+REPOSITORY_FIELDS = (ISSUE, *SETTINGS, "instance_id", "repo", "base_commit", "patch")
+"""Fields that are read, and the solution."""
 
 
 def is_repository(row: Mapping[str, Any]) -> bool:

@@ -11,16 +11,21 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from hashlib import sha256
+from itertools import chain
 from typing import Any
 
-from pipelines.tasks.repository_rows import is_repository, repository_task
+from pipelines.tasks.cells import data_of, is_finite, look_up, written
+from pipelines.tasks.choices import KEY_FIELDS, LIST_FIELDS, choice_columns, find_choices
+from pipelines.tasks.repository_rows import REPOSITORY_FIELDS, is_repository, repository_task
+from pipelines.tasks.splits import BOOKKEEPING, settings_of
 from serve_apps import long_json
 from serve_apps.boxed import last_boxed
 from serve_apps.reference_fields import ANSWER_FIELDS, SPLIT_TEST_FIELDS, TEST_FIELDS, TRUTH_FIELDS
 from serve_apps.tools.code_tests import CHECKER, CHECKER_CODE, FN_NAME
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 PROMPT_FIELDS = (
     "question",
@@ -39,12 +44,27 @@ ID_FIELDS = ("task_id", "id", "unique_id", "question_id")
 SOURCE_FIELDS = ("data_source", "source", "env_kwargs.data_source")
 INNER_ANSWER_FIELDS = ("target", "ground_truth", "golden_answers", "answer")
 """Fields of an object that stands where an answer is looked for: they hold the answers."""
-MAX_PLACES = 20
-"""Numbers with more places before or after the point are written with an exponent."""
+METADATA = "metadata"
+"""The field whose entries become the task's metadata; they win over those of verl's `extra_info`."""
+PASSAGE_FIELDS = ("passage", "context", "article", "story", "paragraph", "body")
+"""Texts that a question is about; they come before it in the prompt. What is no text, such as documents to be found, does not."""
+MEDIA_FIELDS = ("image", "images", "audio", "video", "videos")
 QUESTION_ROLES = ("system", "developer", "user")
 """Roles of the messages that make up a task's prompt."""
 
 _TEST_SETTINGS = {"fn_name": FN_NAME, "checker_type": CHECKER, "checker_code": CHECKER_CODE}
+KNOWN_FIELDS = tuple(
+    dict.fromkeys(
+        name.partition(".")[0]
+        for name in chain(
+            *(PROMPT_FIELDS, PASSAGE_FIELDS, ANSWER_FIELDS, TEST_FIELDS, SPLIT_TEST_FIELDS, TRUTH_FIELDS),
+            *(LIST_FIELDS, KEY_FIELDS, STARTER_FIELDS, *_TEST_SETTINGS.values(), ID_FIELDS, SOURCE_FIELDS),
+            (METADATA, "extra_info", FAMILY),
+        )
+    )
+)
+"""Names of columns that a task may be made of."""
+
 _WRAPPED = re.compile(r"^### *Question:(.*?)(?=^### *Answer:|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
 
@@ -61,35 +81,96 @@ def read_task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
 
 def _task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
     if is_repository(row):
-        return repository_task(row, at)
+        task = repository_task(row, at)
+        return replace(task, metadata={**task.metadata, **_family(row, {}, at)})
     prompt = _prompt(row, at)
     if not prompt:
         raise ValueError(
             f"{at}: no task prompt: looked for {', '.join(PROMPT_FIELDS)}; has {', '.join(_shown(row)) or 'nothing'}"
         )
-    tests = _tests(row)
-    answers = () if tests is not None else next((a for f in ANSWER_FIELDS if (a := _answers(row, f, at))), ())
-    if tests is None and not answers:
+    tests, own = _tests(row), _object(row, METADATA)
+    settings = _told_apart_by(own)
+    answers: tuple[str, ...] = ()
+    if tests is None:
+        prompt, answers = _whole_question(row, prompt, at)
+    if tests is None and not answers and not settings:
         raise ValueError(
             f"{at}: task without answer: looked for {', '.join(ANSWER_FIELDS)} (there in \\boxed{{}}), and for tests in "
-            f"{', '.join((*TEST_FIELDS, *SPLIT_TEST_FIELDS, 'label'))}; has {', '.join(_shown(row))}"
+            f"{', '.join((*TEST_FIELDS, *SPLIT_TEST_FIELDS, 'label'))}; has {', '.join(_shown(row))}; a task of a world needs none where "
+            f"its settings stand in `{METADATA}`"
         )
-    source = next((str(v) for f in SOURCE_FIELDS if (v := _look_up(row, f))), default_source)
-    given_id = next((_text(row[f]) for f in ID_FIELDS if row.get(f) not in (None, "")), "")
-    key = "\x1f".join((source, prompt, *answers))
-    extra = _data(row.get("extra_info"))
-    metadata = json.loads(json.dumps(_finite(extra), default=str)) if isinstance(extra, Mapping) else {}
+    source = next((str(v) for f in SOURCE_FIELDS if (v := look_up(row, f))), default_source)
+    given_id = next((written(row[f]) for f in ID_FIELDS if row.get(f) not in (None, "")), "")
+    key = "\x1f".join((source, prompt, *answers, *([json.dumps(settings, sort_keys=True)] if settings else [])))
+    metadata = _object(row, "extra_info") | {name: value for name, value in own.items() if value is not None}
     if tests is not None:
         metadata = {k: v for k, v in metadata.items() if k not in (*TEST_FIELDS, *SPLIT_TEST_FIELDS)} | {"tests": tests}
-        starter = next((str(v) for f in STARTER_FIELDS if (v := _look_up(row, f))), "")
+        starter = next((str(v) for f in STARTER_FIELDS if (v := look_up(row, f))), "")
         prompt = f"{prompt}\n\nBegin with:\n{starter}" if starter else prompt
     return Task(
         task_id=given_id or sha256(key.encode()).hexdigest()[:16],
         prompt=prompt,
         answers=answers,
         source=source,
-        metadata=metadata,
+        metadata=metadata | _family(row, metadata, at),
     )
+
+
+def unread_fields(row: Mapping[str, Any]) -> list[str]:
+    """Returns the names of a row's values that no task is made of, but for those that only say where the row was found."""
+    known = {*KNOWN_FIELDS, *BOOKKEEPING, *choice_columns(row), *(REPOSITORY_FIELDS if is_repository(row) else ())}
+    if not _are_tests(data_of(row.get("label"))):
+        known.discard("label")
+    if not isinstance(data_of(row.get(METADATA)), Mapping):
+        known.discard(METADATA)
+    return [name for name, value in row.items() if name not in known and value not in (None, "") and not _is_nan(value)]
+
+
+def _whole_question(row: Mapping[str, Any], question: str, at: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the question with all that the row says it is about, and the answers; ValueError where that is no text."""
+    for field in MEDIA_FIELDS:
+        if row.get(field):
+            raise ValueError(
+                f"{at}: {field}: a prompt is text only; leave this row out, or the column where it says nothing"
+            )
+    field, answers = next(((f, a) for f in ANSWER_FIELDS if (a := _answers(row, f, at))), ("", ()))
+    choices = find_choices(row, at)
+    if choices is not None:
+        value = look_up(row, field) if field else None
+        given: dict[str, Any] = {f: row[f] for f in KEY_FIELDS if row.get(f) not in (None, "")}
+        # What a table holds as a number counts the choices; an answer in words names one.
+        given |= {field: value if isinstance(value, int | float | Decimal) else answers} if field else {}
+        given = given or {name: value for name, value in row.items() if name == "label"}
+        answers = choices.references(choices.right_one(given, at))
+        question = choices.below(question)
+    passages = (data_of(row.get(field)) for field in PASSAGE_FIELDS)
+    about = [text.strip() for text in passages if isinstance(text, str) and text.strip() not in question]
+    return "\n\n".join([*about, question]), answers
+
+
+def _object(row: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """Returns the object of a field as JSON values; empty where it is none."""
+    value = data_of(row.get(field))
+    return json.loads(json.dumps(_finite(value), default=str)) if isinstance(value, Mapping) else {}
+
+
+def _told_apart_by(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what of a row's metadata makes another task of the same question."""
+    of_tests = {name for names in _TEST_SETTINGS.values() for name in names}
+    settings = settings_of(Task(task_id="", prompt="", answers=(), metadata=metadata))
+    return {k: v for k, v in settings.items() if v is not None and k not in {*of_tests, FAMILY}}
+
+
+def _family(row: Mapping[str, Any], metadata: Mapping[str, Any], at: str) -> dict[str, str]:
+    """Returns the family that a row names, as an entry of its metadata; empty where it names none."""
+    family = next((v for v in (metadata.get(FAMILY), row.get(FAMILY)) if v not in (None, "")), None)
+    if family is None:
+        return {}
+    if not isinstance(family, str | int | float | Decimal):
+        raise ValueError(
+            f"{at}: {FAMILY} = {family!r:.80} is no name: write a text or a number there, or rename the column"
+        )
+    return {FAMILY: written(family)}
 
 
 def _without_nan(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,11 +183,6 @@ def _without_nan(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_nan(value: Any) -> bool:
     return isinstance(value, (float, Decimal)) and math.isnan(value)
-
-
-def _is_finite(value: float | Decimal) -> bool:
-    """Returns whether a number is finite; a `Decimal` may be, and be larger than any float."""
-    return value.is_finite() if isinstance(value, Decimal) else math.isfinite(value)
 
 
 def _shown(row: Mapping[str, Any]) -> list[str]:
@@ -142,12 +218,12 @@ def _has_long_integers(value: Any) -> bool:
 
 def _test_setting(row: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Returns the first of `names` that the row has, or its metadata, `extra_info`, label or `reward_model`."""
-    parts = (row, *(_data(row.get(f)) for f in ("metadata", "extra_info", "label", "reward_model")))
+    parts = (row, *(data_of(row.get(f)) for f in ("metadata", "extra_info", "label", "reward_model")))
     return next((p[name] for p in parts if isinstance(p, Mapping) for name in names if p.get(name)), None)
 
 
 def _raw_tests(row: Mapping[str, Any]) -> Any:
-    for part in (row, *(_data(row.get(f)) for f in ("extra_info", "reward_model"))):
+    for part in (row, *(data_of(row.get(f)) for f in ("extra_info", "reward_model"))):
         if not isinstance(part, Mapping):
             continue
         single = next((part[f] for f in TEST_FIELDS if part.get(f)), None)
@@ -156,31 +232,13 @@ def _raw_tests(row: Mapping[str, Any]) -> Any:
             return split if single is None else {"tests": single, **split}
         if single is not None:
             return single
-    truths = (_look_up(row, f) for f in TRUTH_FIELDS)
-    return next((truth for truth in truths if _are_tests(_data(truth))), None)
+    truths = (look_up(row, f) for f in TRUTH_FIELDS)
+    return next((truth for truth in truths if _are_tests(data_of(truth))), None)
 
 
 def _are_tests(data: Any) -> bool:
     first = data[0] if isinstance(data, list) and data else data
     return isinstance(first, Mapping) and any(first.get(f) is not None for f in CASE_FIELDS)
-
-
-def _data(value: Any) -> Any:
-    """Returns the content of a text that is JSON; else the value itself."""
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
-        return value
-    try:
-        return long_json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-def _look_up(row: Mapping[str, Any], dotted: str) -> Any:
-    value: Any = row
-    for part in dotted.split("."):
-        value = _data(value)
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def _prompt(row: Mapping[str, Any], at: str) -> str:
@@ -190,11 +248,11 @@ def _prompt(row: Mapping[str, Any], at: str) -> str:
     system message alone. ValueError where it asks for something else.
     """
     for number, field in enumerate(PROMPT_FIELDS):
-        text = _prompt_text(_look_up(row, field), f"{at}: {field}")
+        text = _prompt_text(look_up(row, field), f"{at}: {field}")
         if not text:
             continue
         for later in PROMPT_FIELDS[number + 1 :]:
-            value = _look_up(row, later)
+            value = look_up(row, later)
             if not _has_instructions(value):
                 continue
             whole = _prompt_text(value, f"{at}: {later}")
@@ -210,7 +268,7 @@ def _prompt(row: Mapping[str, Any], at: str) -> str:
 
 def _has_instructions(value: Any) -> bool:
     """Whether a value is a conversation with a system message that is not empty."""
-    data = _data(value)
+    data = data_of(value)
     return isinstance(data, list) and any(
         isinstance(message, Mapping) and message.get("role") in ("system", "developer") and message.get("content")
         for message in data
@@ -223,7 +281,7 @@ def _prompt_text(value: Any, at: str) -> str:
     A wrapper of "### Question:" and "### Answer:" is taken off what the user says. Raises ValueError for a conversation that
     is more than a question, or not of text.
     """
-    data = _data(value)
+    data = data_of(value)
     if isinstance(data, Mapping) and "role" in data:
         data = [data]
     if not (isinstance(data, list) and any(isinstance(m, Mapping) and "content" in m for m in data)):
@@ -263,9 +321,9 @@ def _unwrapped(text: str) -> str:
 
 def _answers(row: Mapping[str, Any], field: str, at: str) -> tuple[str, ...]:
     r"""Returns the reference answers: a value or a list of them, `\boxed{}` and GSM8K's `####` unpacked."""
-    value = _look_up(row, field)
+    value = look_up(row, field)
     if field == "reward_model":  # the answers themselves, or an object as text, in which they were looked for before
-        value = _data(value)
+        value = data_of(value)
         value = None if isinstance(value, Mapping) else value
     answers = []
     for text in _answer_texts(value, f"{at}: {field}"):
@@ -282,7 +340,7 @@ def _answer_texts(value: Any, at: str) -> list[str]:
 
     A list of finite numbers as text stays a text: it is an answer of mathematics, an interval for example.
     """
-    data = _data(value)
+    data = data_of(value)
     if isinstance(data, Mapping) and (given := [data[f] for f in INNER_ANSWER_FIELDS if f in data]):
         inner = next((item for item in given if item is not None), None)
         return [] if inner is None else _answer_texts(inner, at)
@@ -290,9 +348,9 @@ def _answer_texts(value: Any, at: str) -> list[str]:
         return [text for number, item in enumerate(data, 1) for text in _answer_texts(item, f"{at}[{number}]")]
     if isinstance(value, str):
         return [value.strip()]
-    if isinstance(value, (float, Decimal)) and not _is_finite(value):
+    if isinstance(value, (float, Decimal)) and not is_finite(value):
         raise ValueError(f"{at} is {value}, which is no answer: write the answer there, or leave this row out")
-    return [_text(value)] if isinstance(value, (int, float, Decimal)) else []
+    return [written(value)] if isinstance(value, (int, float, Decimal)) else []
 
 
 def _is_answer(item: Any) -> bool:
@@ -302,14 +360,3 @@ def _is_answer(item: Any) -> bool:
     if isinstance(item, Mapping):
         return any(field in item for field in INNER_ANSWER_FIELDS)
     return item is None or isinstance(item, str) or (isinstance(item, float) and not math.isfinite(item))
-
-
-def _text(value: Any) -> str:
-    """Returns a value as people write it: a number that a table holds as 72.0, because others in its column are none, is 72."""
-    if isinstance(value, bool) or not isinstance(value, (float, Decimal)) or not _is_finite(value):
-        return str(value)
-    exact = Decimal(repr(value)) if isinstance(value, float) else value
-    if exact and not -MAX_PLACES < exact.adjusted() < MAX_PLACES:
-        return str(value)
-    plain = f"{exact:f}" if exact else "0"
-    return plain.rstrip("0").rstrip(".") if "." in plain else plain

@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.config.sections import TaskSourceConfig
 from pipelines.tasks.sources import load_tasks
-from pipelines.tasks.task_fields import read_task
+from pipelines.tasks.task_fields import read_task, unread_fields
 from serve_apps.tools.code_tests import read_tests
 from serve_apps.tools.text_match import exact_match
 from stores.types import Task
@@ -244,3 +244,88 @@ def test_tests_with_integers_of_any_length_are_tests(row: dict[str, Any]) -> Non
 def test_an_answer_beside_an_integer_of_any_length_is_found() -> None:
     assert task_of(prompt="p", extra_info=f'{{"seed": {"1" * 5000}, "answer": "7"}}').answers == ("7",)
     assert task_of(prompt="p", reward_model=f'{{"ground_truth": [{"1" * 5000}, "7"]}}').answers == ("1" * 5000, "7")
+
+
+LAMPS = {"question": "Switch off every lamp."}
+
+
+def test_the_metadata_of_a_row_is_that_of_its_task() -> None:
+    task = task_of(**LAMPS, metadata={"seed": 0, "lamps": 6, "size": None, "sizes": [1, None]})
+    assert task.metadata == {"seed": 0, "lamps": 6, "sizes": [1, None]}, "null is a missing value"
+    assert task.answers == (), "a world says itself whether its task is done"
+    assert task_of(**LAMPS, metadata='{"seed": 0}').metadata == {"seed": 0}
+
+
+def test_metadata_wins_over_extra_info() -> None:
+    task = task_of(**LAMPS, metadata={"seed": 1}, extra_info={"seed": 2, "level": None})
+    assert task.metadata == {"seed": 1, "level": None}
+
+
+def test_tasks_that_differ_in_their_metadata_alone_have_ids_of_their_own() -> None:
+    rows = [{"seed": 0}, {"seed": 1}, {"seed": 1, "lamps": 6}, {"heaps": [1, 2]}, {"heaps": [2, 1]}]
+    assert len({task_of(**LAMPS, metadata=metadata).task_id for metadata in rows}) == len(rows)
+    one, other = {"seed": 1, "lamps": 6}, {"lamps": 6, "seed": 1}
+    assert task_of(**LAMPS, metadata=one).task_id == task_of(**LAMPS, metadata=other).task_id
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {},
+        {"metadata": None},
+        {"metadata": {}},
+        {"metadata": "train"},
+        {"metadata": {"index": 7, "split": "train", "seed": None}},
+        {"metadata": {"answer": "4", "family": "2+2"}},
+        {"extra_info": {"seed": 7}},
+        {"family": "2+2"},
+    ],
+)
+def test_what_tells_no_tasks_apart_leaves_the_id_that_rows_always_had(beside: dict[str, Any]) -> None:
+    assert task_of(question="2+2", answer="4", **beside).task_id == "fc7f53dc7bc0999f"
+
+
+def test_the_name_of_a_function_in_the_metadata_of_tests_leaves_their_id() -> None:
+    code = {"question": "Add.", "tests": [{"input": "1", "output": "2"}]}
+    named = task_of(**code, metadata={"func_name": "f"})
+    assert named.task_id == task_of(**code).task_id
+
+
+@pytest.mark.parametrize(
+    ("row", "family"),
+    [
+        ({"family": "2+2"}, "2+2"),
+        ({"family": 7.0}, "7"),
+        ({"metadata": {"family": "2+2"}}, "2+2"),
+        ({"metadata": {"family": "2+2"}, "family": "other"}, "2+2"),
+        ({"metadata": {"family": None}, "family": "2+2"}, "2+2"),
+    ],
+)
+def test_a_family_is_read_from_its_column_and_from_the_metadata(row: dict[str, Any], family: str) -> None:
+    assert task_of(question="2+2", answer="4", **row).metadata == {"family": family}
+
+
+def test_a_family_that_is_no_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^f:1: family = \['a'\] is no name: write a text or a number"):
+        task_of(question="2+2", answer="4", family=["a"])
+
+
+def test_a_task_without_answer_needs_settings() -> None:
+    with pytest.raises(ValueError, match=r"^f:1: task without answer: .* stand in `metadata`$"):
+        task_of(**LAMPS, metadata={"split": "train", "family": "lamps"})
+
+
+def test_fields_that_no_task_is_made_of_are_named() -> None:
+    row = {
+        "question": "q",
+        "answer": "1",
+        "index": 3,
+        "A": "x",
+        "B": "y",
+        "level": 2,
+        "meta": {"seed": 1},
+        "hint": None,
+    }
+    assert unread_fields(row) == ["level", "meta"]
+    assert unread_fields({"question": "q", "metadata": "no object", "label": 3}) == ["metadata", "label"]
+    assert unread_fields({"question": "q", "label": [{"input": "1", "output": "2"}]}) == []
