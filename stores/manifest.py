@@ -151,7 +151,12 @@ def verify_files(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def read_safetensors_header(path: str | Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Reads dtype and shape by tensor name, without the tensors.
+    """Reads dtype and shape by tensor name, as `read_tensor_entries` does."""
+    return {name: (dtype, shape) for name, (dtype, shape, _) in read_tensor_entries(path).items()}
+
+
+def read_tensor_entries(path: str | Path) -> dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]:
+    """Reads dtype, shape, and first and last byte + 1 in the file, by tensor name, without the tensors.
 
     Raises ValueError if the file is cut, is no safetensors file, or says of a tensor what its bytes cannot hold.
     Format: 8 bytes little-endian header length, a JSON header, the tensors (huggingface.co/docs/safetensors).
@@ -177,7 +182,10 @@ def read_safetensors_header(path: str | Path) -> dict[str, tuple[str, tuple[int,
         if begin != reached:
             raise ValueError(f"{path}: tensor {name} begins at byte {begin}, the one before it ends at {reached}")
         reached = stop
-    return {name: (dtype, shape) for name, (dtype, shape, _) in tensors.items()}
+    data = 8 + length
+    return {
+        name: (dtype, shape, (data + begin, data + stop)) for name, (dtype, shape, (begin, stop)) in tensors.items()
+    }
 
 
 def _tensor(at: str, entry: Any) -> tuple[str, tuple[int, ...], tuple[int, int]]:

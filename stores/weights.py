@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from stores.files import FileEntry, is_uri, list_files, local_path, move_file, read_file, remove_folder
+from stores.finite_weights import refuse_not_finite
 from stores.manifest import Manifest, Probe, read_manifest, removed_at, tensors_of, verify_folder
 from stores.types import ModelVersionRef
 from stores.weight_cache import fetch
@@ -58,7 +59,7 @@ class WeightStore:
 
         With a `base` the folder is an adapter of it, in peft's layout.
 
-        Raises ValueError if the folder holds no readable safetensors weights.
+        Raises ValueError if the folder holds no readable safetensors weights, or a number in them is not finite.
         """
         existing = self.ref(model_group, version)
         if existing is not None:
@@ -67,6 +68,9 @@ class WeightStore:
         names = sorted(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file())
         names = [n for n in names if n != MANIFEST]
         tensors = tensors_of(source, names)
+        for name in names:
+            if name.endswith(".safetensors"):
+                refuse_not_finite(source / name, of=f"version {version} of {model_group}")
         config = source / "config.json"
         target = Folder.at(self.uri_of(model_group, version))
         with target.open_new() as store:

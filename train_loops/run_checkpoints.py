@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stores.files import is_uri, list_files, remove_folder
+from stores.finite_weights import refuse_not_finite
 from train_loops.config import LossConfig
 from train_loops.train_job import TrainJob
 
@@ -50,6 +51,8 @@ def store_state(models: Models, state: CarriedState, *, job: TrainJob, run_folde
 
     Args: has_own_weights: the policy's weights are stored, too; without them a checkpoint takes a third less, and whoever
         resumes has loaded the version's, which must be the same numbers.
+
+    Raises ValueError, with nothing handed to Ray Train, where a weight of the critic or a moment of an optimizer is not finite.
     """
     import ray.train
     import torch.distributed as dist
@@ -65,6 +68,9 @@ def store_state(models: Models, state: CarriedState, *, job: TrainJob, run_folde
         models.policy.save(folder, tag="policy", state=stored, but="" if has_own_weights else EXPORTED)
         if models.critic is not None:
             models.critic.save(folder, tag="critic", state=stored)
+        if is_writer:
+            for file in sorted(Path(folder).glob("*.safetensors")):
+                refuse_not_finite(file, of=f"version {job.version} of {job.model_group}")
         ray.train.report(
             {"version": job.version},
             checkpoint=ray.train.Checkpoint.from_directory(folder) if is_writer else None,

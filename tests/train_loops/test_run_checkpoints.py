@@ -1,13 +1,22 @@
-"""The folders of a model group's checkpoints: which keep their files once a version is committed."""
+"""The folders of a model group's checkpoints: which keep their files once a version is committed, and what is never stored."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
+from synthetic_engine import OPTIMIZER, train
 
-from train_loops.run_checkpoints import drop_older
+from tests.train_loops.test_train_job import plain_job
+from train_loops.config import DeepSpeedConfig
+from train_loops.critic import value_head
+from train_loops.engine import Engine, join_workers, load_critic, load_policy
+from train_loops.models import Models
+from train_loops.run_checkpoints import CarriedState, drop_older, store_state
+from train_loops.train_job import parse_job
 
 pytestmark = pytest.mark.test
 
@@ -25,3 +34,27 @@ def test_the_last_two_versions_keep_their_checkpoints_however_often_one_was_trie
     assert left == set(names) - {"a-v9-00000000"}
     assert (tmp_path / "a-v9-00000000").is_dir(), "Ray Train may know it, and fails where it is gone"
     drop_older(str(tmp_path / "nothing"), "a")
+
+
+@pytest.mark.parametrize("place", ["critic", "value_head", "moment"])
+def test_training_state_that_is_not_finite_is_not_stored(tiny_model: Path, tmp_path: Path, place: str) -> None:
+    join_workers()
+    config = DeepSpeedConfig()
+    scorer = load_policy(tiny_model, config)
+    if place == "value_head":
+        scorer.value_head = value_head(scorer.model.config.hidden_size, hidden_size=0, dtype=torch.float32)
+    policy = Engine(scorer, optimizer=OPTIMIZER, config=config)
+    critic = Engine(load_critic(tiny_model, config), optimizer=OPTIMIZER, config=config) if place == "critic" else None
+    if place == "moment":
+        train(policy, 1)
+    with torch.no_grad():
+        if critic is not None:
+            critic.module.head.bias.fill_(math.inf)
+        elif scorer.value_head is not None:
+            scorer.value_head.bias.fill_(math.nan)
+        else:
+            next(iter(policy._optimizer.state.values()))["exp_avg_sq"][0] = math.inf
+    models, job = Models(policy=policy, critic=critic), parse_job(plain_job())
+    with pytest.raises(ValueError, match=r"version 3 of shared is not stored: tensor .* holds infinity or NaN"):
+        store_state(models, CarriedState(kl_coef=0.0), job=job, run_folder=str(tmp_path), has_own_weights=False)
+    models.close()

@@ -209,6 +209,12 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, 
     assert error.value.kind == "MismatchError"
     with pytest.raises(TrainJobError, match="not whole"):
         handle.run_job({"job_id": "x", "traces": {}, "rewards": {}}, 120)
+
+    # A step that leaves no finite weight: no version is made of it, and the parent goes on below.
+    far = CONFIG.model_copy(update={"optimizer": OptimizerConfig(lr=1e300)})
+    with pytest.raises(TrainJobError, match=rf"version 3 of {GROUP} is not stored: tensor .* lower the learning rate"):
+        handle.run_job(bench.job(v2, run_id="far", config=far), 120)
+    assert bench.weights.ref(GROUP, 3) is None
     assert handle.status()["pids"] == pids
 
     # Killed in the middle: the job ends with the version that an unkilled trainer makes, digit for digit.
