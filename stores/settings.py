@@ -18,9 +18,9 @@ IDENTITY_IF_CHANGED: JsonDict = {"identity": "if_changed"}
 
 
 class Settings(BaseModel):
-    """A config section: it is frozen, it refuses unknown keys, and each field is described by the string under it."""
+    """A config section: it is frozen, it refuses unknown keys and infinite numbers, and each field is described by the string under it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 def identity(settings: BaseModel) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
@@ -118,9 +119,14 @@ def _read_config(file: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
 
 def parse_config(data: Mapping[str, Any], place: str) -> RunConfig:
     """Returns a run config from plain data; raises ValueError naming `place`, key and fix."""
-    for key, text in _texts(data):
+    for key, value in _leaves(data):
         try:
-            refuse_secrets(text)
+            if isinstance(value, str):
+                refuse_secrets(value)
+            elif isinstance(value, float) and not isfinite(
+                value
+            ):  # also where a section takes any value, as `settings` do
+                raise ValueError(f"{value} is no finite number: give one, or leave the key out")
         except ValueError as error:
             raise ValueError(f"{place}: {key}: {error}") from None
     try:
@@ -129,16 +135,16 @@ def parse_config(data: Mapping[str, Any], place: str) -> RunConfig:
         raise ValueError(explain(error, RunConfig, place)) from None
 
 
-def _texts(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields every text in plain data with its dotted key."""
-    if isinstance(data, str):
-        yield key, data
-    elif isinstance(data, Mapping):
+def _leaves(data: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every value in plain data that holds no others, with its dotted key."""
+    if isinstance(data, Mapping):
         for name, value in data.items():
-            yield from _texts(value, f"{key}.{name}" if key else str(name))
+            yield from _leaves(value, f"{key}.{name}" if key else str(name))
     elif isinstance(data, (list, tuple)):
         for number, value in enumerate(data):
-            yield from _texts(value, f"{key}.{number}")
+            yield from _leaves(value, f"{key}.{number}")
+    else:
+        yield key, data
 
 
 def _assign(data: dict[str, Any], dotted: str, value: Any) -> None:

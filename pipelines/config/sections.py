@@ -6,7 +6,7 @@ standard library only.
 
 from __future__ import annotations
 
-from math import ceil, inf
+from math import ceil
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -299,7 +299,7 @@ class CostConfig(Settings):
     @field_validator("prices")
     @classmethod
     def _cost_something(cls, value: dict[str, float]) -> dict[str, float]:
-        if odd := [name for name, price in value.items() if not 0 <= price < inf]:
+        if odd := [name for name, price in value.items() if price < 0]:
             raise ValueError(f"{odd[0]}: {value[odd[0]]} is no price: give a number of at least 0")
         return value
 
@@ -374,9 +374,10 @@ class EvaluateConfig(Settings):
     confidence: float = Field(0.95, gt=0, lt=1)
     """The confidence of the interval of the gain by which the gate decides. Accuracies are always reported with 95%
     intervals."""
-    test: Literal["bootstrap", "mcnemar"] = "bootstrap"
-    """The source of that interval: the BCa bootstrap over tasks, or the exact McNemar test (one episode per task, outcome 0
-    or 1)."""
+    test: Literal["auto", "mcnemar"] = "auto"
+    """The source of that interval. `auto`: the BCa bootstrap over tasks where each has one episode with outcome 0 or 1 and is a
+    problem of its own, else bets (pipelines/evaluation/betting.py), which hold for outcomes of any distribution. `mcnemar`: the
+    exact McNemar test (one episode per task, outcome 0 or 1)."""
     tasks_per_look: int | None = Field(None, ge=1)
     """The number of tasks by which the evaluation grows until the gate can decide or `tasks_per_decision` are played. The
     interval is then a confidence sequence, which stays valid however often it is checked; null: all tasks at once."""
@@ -391,7 +392,7 @@ class EvaluateConfig(Settings):
         if self.test == "mcnemar" and self.episodes_per_task > 1:
             raise ValueError(
                 f"evaluate.test: mcnemar compares one episode per task, and evaluate.episodes_per_task is "
-                f"{self.episodes_per_task}: give 1, or use test: bootstrap"
+                f"{self.episodes_per_task}: give 1, or use test: auto"
             )
         if self.test == "mcnemar" and self.tasks_per_look is not None:
             raise ValueError(
