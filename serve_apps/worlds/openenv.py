@@ -27,6 +27,8 @@ PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
 """Between two questions to a server that begins no world now, at first and at most."""
 MAX_ANSWER = 32 * 2**20
 """Bytes of one answer."""
+REACH_TIMEOUT_S = 10.0
+"""How long `reach` waits for a connection."""
 
 
 class Busy(Exception):
@@ -45,7 +47,7 @@ class OpenEnvSession:
 
         Raises ToolFault where that stays so, and AuthorError where it refuses the settings.
         """
-        pause_s, why = PAUSE_S, "did not begin a world"
+        pause_s, why = PAUSE_S, ""
         try:
             async with asyncio.timeout(self._environment.reset_timeout_s):
                 while True:
@@ -57,6 +59,7 @@ class OpenEnvSession:
                         pause_s = min(2 * pause_s, MAX_PAUSE_S)
         except TimeoutError:
             limit = f"reset_timeout_s = {self._environment.reset_timeout_s:g}"
+            why = why or ("did not answer reset" if self._socket else "did not take the connection")
             raise ToolFault(f"the server {self._environment.url} {why}: no world within {limit}") from None
 
     async def step(self, action: str) -> Any:
@@ -75,7 +78,8 @@ class OpenEnvSession:
             raise (ToolRaised(late) if is_policys else ToolFault(late)) from None
 
     async def _begin(self, settings: dict[str, Any]) -> Any:
-        self._socket = await self._stack.enter_async_context(_connection(self._environment))
+        connection = _connection(self._environment, timeout_s=self._environment.reset_timeout_s)
+        self._socket = await self._stack.enter_async_context(connection)
         return await self._ask("reset", settings)
 
     async def _ask(self, verb: str, data: Mapping[str, Any]) -> Any:
@@ -118,19 +122,24 @@ class OpenEnvSession:
 async def reach(environment: Environment) -> None:
     """Raises ToolFault at once where a server takes no connection."""
     try:
-        async with _connection(environment):
+        async with _connection(environment, timeout_s=REACH_TIMEOUT_S):
             pass
     except Busy as busy:
         raise ToolFault(f"the server {environment.url} {busy}") from None
 
 
 @asynccontextmanager
-async def _connection(environment: Environment) -> AsyncIterator[ClientConnection]:
-    """Raises Busy where the server takes none."""
+async def _connection(environment: Environment, *, timeout_s: float) -> AsyncIterator[ClientConnection]:
+    """Raises Busy where the server takes none within `timeout_s`.
+
+    No pings: a server whose world computes answers none, and how long it may compute is what the environment's timeouts say.
+    """
     address = environment.url.replace("http", "ws", 1).rstrip("/") + "/ws"
     async with AsyncExitStack() as stack:
         try:
-            connection = await stack.enter_async_context(connect(address, max_size=MAX_ANSWER))
+            connection = await stack.enter_async_context(
+                connect(address, max_size=MAX_ANSWER, open_timeout=timeout_s, ping_interval=None)
+            )
         except InvalidStatus as error:
             is_short = error.response.status_code in (502, 503, 504)
             raise (Busy(f"cannot be reached: {error}") if is_short else _unreachable(environment, error)) from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from websockets.asyncio.server import ServerConnection, serve
@@ -60,3 +62,25 @@ async def serving(make: Callable[..., Any], *, port: int = 0, **settings: Any) -
     async with serve(server.answer, "127.0.0.1", port) as listening:
         server.port = next(iter(listening.sockets)).getsockname()[1]
         yield server
+
+
+@contextmanager
+def serving_in_a_thread(make: Callable[..., Any]) -> Iterator[Server]:
+    """A server with an event loop of its own, in which a world that computes lets nothing else happen."""
+    servers: list[Server] = []
+    has_begun, is_over = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        async with serving(make) as server:
+            servers.append(server)
+            has_begun.set()
+            await asyncio.to_thread(is_over.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    has_begun.wait()
+    try:
+        yield servers[0]
+    finally:
+        is_over.set()
+        thread.join()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from odd_worlds import Corridor, Raising
-from openenv_server import Server, serving
+from openenv_server import Server, serving, serving_in_a_thread
 from websockets.asyncio.server import serve
 
 from serve_apps.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.worlds.environment import Environment
 from serve_apps.worlds.openenv import openenv_session, reach
+from stores.types import Cause
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
@@ -117,3 +121,63 @@ async def test_a_server_that_refuses_the_settings_is_no_outcome_of_a_policy() ->
     async with serving(Raising) as server, openenv_session(kind(server)) as world:
         with pytest.raises(AuthorError, match=r"begins no world with .*'reset'.*ValueError: no such house"):
             await world.reset({"place": "reset"})
+
+
+@dataclass
+class Computing:
+    """A server whose world computes in `reset` and `step`, with its event loop, until it may go on."""
+
+    server: Server = field(init=False)
+    has_begun: threading.Event = field(default_factory=threading.Event)
+    may_go_on: threading.Event = field(default_factory=threading.Event)
+
+    def reset(self) -> dict[str, Any]:
+        self.has_begun.set()
+        self.may_go_on.wait()
+        return {"text": "It took long."}
+
+    def step(self, action: str) -> dict[str, Any]:
+        return self.reset()
+
+
+@contextmanager
+def computing() -> Iterator[Computing]:
+    world = Computing()
+    with serving_in_a_thread(lambda: world) as world.server:
+        try:
+            yield world
+        finally:
+            world.may_go_on.set()
+
+
+async def test_a_server_may_compute_as_long_as_the_timeouts_of_the_environment_say() -> None:
+    with computing() as world:
+        async with openenv_session(kind(world.server)) as session:
+            beginning = asyncio.create_task(session.reset({}))
+            await asyncio.to_thread(world.has_begun.wait)
+            assert session._socket is not None and session._socket.ping_interval is None, "it would answer no ping"
+            world.may_go_on.set()
+            assert (await beginning)["text"] == "It took long."
+
+
+@pytest.mark.parametrize(
+    ("timeout_cause", "error"), [(Cause.INFRASTRUCTURE, ToolFault), (Cause.POLICY, ToolRaised)], ids=str
+)
+async def test_a_server_that_computes_too_long_is_said_with_the_timeout_that_it_passed(
+    timeout_cause: Any, error: type[Exception]
+) -> None:
+    with computing() as world:
+        short = kind(world.server, reset_timeout_s=1, step_timeout_s=0.2, timeout_cause=timeout_cause)
+        async with openenv_session(short) as session:
+            with pytest.raises(ToolFault, match=r"did not answer reset: no world within reset_timeout_s = 1"):
+                await session.reset({})
+            async with openenv_session(short) as other:
+                with pytest.raises(ToolFault, match=r"did not take the connection: .* reset_timeout_s = 1"):
+                    await other.reset({})
+            world.may_go_on.set()
+        async with openenv_session(kind(world.server, step_timeout_s=0.2, timeout_cause=timeout_cause)) as session:
+            await session.reset({})
+            world.may_go_on.clear()
+            with pytest.raises(error, match=r"gave no answer to step within step_timeout_s = 0\.2"):
+                await session.step("walk")
+            world.may_go_on.set()
