@@ -122,7 +122,6 @@ def make_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, out: 
         peft.LoraConfig(
             r=config.rank,
             lora_alpha=config.alpha,  # type: ignore[arg-type]  # a float serves as well
-            lora_dropout=config.dropout,
             target_modules=sorted(config.target_modules),
             bias="none",
             task_type="CAUSAL_LM",

@@ -316,10 +316,20 @@ class LoraConfig(Settings):
     serves."""
     alpha: float = Field(16.0, gt=0)
     """The scale of the adapter: its output is multiplied by alpha / rank."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """The probability with which an input of the adapter is dropped in training."""
+    dropout: float = 0.0
+    """Dropout is off in training: the tokens of a step are scored by the network that it changes. The key takes 0 only."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """The names of the linear layers that the adapter changes."""
+
+    @field_validator("dropout")
+    @classmethod
+    def _is_off(cls, value: float) -> float:
+        if value:
+            raise ValueError(
+                "dropout would train another network than the one whose tokens are scored before the step, so that the ratio of the two "
+                "is noise: leave the key out"
+            )
+        return value
 
 
 Algorithm = Literal[

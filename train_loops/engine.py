@@ -13,14 +13,15 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from stores.manifest import read_safetensors_header
 from stores.model_folder import num_known_rows
@@ -121,7 +122,10 @@ def freeze(module: nn.Module, config: DeepSpeedConfig) -> nn.Module:
 
 
 class Engine:
-    """One model under DeepSpeed. Called like the module it wraps.
+    """One model under DeepSpeed. Called like the module it wraps, which stays in evaluation mode while it trains.
+
+    Dropout, and whatever else a model does at random in training mode, would make the network of the update another one than the network whose
+    tokens are scored before it: the ratio of the two would no longer be 1 where no weight has changed.
 
     A minibatch is any number of `backward` calls, the last one with `is_last=True`, then `step`. Gradients of the
     microbatches add up, gradients of the workers are averaged.
@@ -148,6 +152,8 @@ class Engine:
             config=_deepspeed_config(config, stage=self._stage, max_grad_norm=optimizer.max_grad_norm),
             dist_init_required=False,
         )
+        self._deepspeed.eval()
+        _keep_recomputing(module)
 
     @property
     def module(self) -> nn.Module:
@@ -157,16 +163,6 @@ class Engine:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's forward pass."""
         return self._deepspeed(*args, **kwargs)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Switches gradients and dropout off inside."""
-        self._deepspeed.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self._deepspeed.train()
 
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         """Adds the gradients of a microbatch's share of the loss.
@@ -275,6 +271,30 @@ class Engine:
     @property
     def _partitions(self) -> Partitions:
         return Partitions(self.module, self._optimizer, stage=self._stage)
+
+
+def _keep_recomputing(module: nn.Module) -> None:
+    """Makes the layers with gradient checkpointing recompute in backward though the module is in evaluation mode.
+
+    transformers asks whether a layer is in training mode: it is, except while it computes.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for layer in module.modules():
+        if isinstance(layer, GradientCheckpointingLayer) and layer.gradient_checkpointing:
+            layer.training = True
+            layer._gradient_checkpointing_func = partial(_recomputed, layer)
+
+
+def _recomputed(layer: nn.Module, call: Callable[..., Any], *inputs: Any) -> Any:
+    def computed(*again: Any) -> Any:
+        layer.training = False
+        try:
+            return call(*again)
+        finally:
+            layer.training = True
+
+    return checkpoint(computed, *inputs, use_reentrant=False)
 
 
 def move(module: nn.Module, to: torch.device) -> None:

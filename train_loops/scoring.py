@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
@@ -38,7 +39,7 @@ def score_rows(layout: Layout, models: Models, *, rows: Sequence[int], names: Se
     for chains in layout.share(rows):
         batch = layout.batch(chains)
         scores: dict[str, Any] = {}
-        with models.policy.evaluating():
+        with torch.no_grad():
             if has_policy:
                 with_values = "values" in names and models.shares_trunk
                 out = models.policy(batch, with_entropy="entropy" in names, with_values=with_values)
@@ -46,8 +47,7 @@ def score_rows(layout: Layout, models: Models, *, rows: Sequence[int], names: Se
             if "ref" in names:
                 assert models.reference is not None, "asked for without a reference"
                 scores["ref"] = models.reference(batch)[0]
-        if "values" in names and models.critic is not None:
-            with models.critic.evaluating():
+            if "values" in names and models.critic is not None:
                 scores["values"] = models.critic(batch)
         for name in names:
             by_row[name] |= lift(scores[name], batch)

@@ -351,11 +351,13 @@ def _stored_result(store: WeightStore, job: TrainJob) -> dict[str, Any] | None:
 
 
 def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> tuple[tuple[float, ...], ...]:
+    import torch
+
     from train_loops.batching import collate_turns
     from train_loops.engine import device
 
     logprobs = []
-    with policy.evaluating():
+    with torch.no_grad():
         for ids in sequences:
             batch = collate_turns([(ids[:1], ids[1:])]).to(device())
             logprobs.append(tuple(policy(batch, with_padded_rows=True)[0].tolist()))

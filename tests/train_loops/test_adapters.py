@@ -180,7 +180,7 @@ def test_the_reference_of_an_adapter_is_its_base_unless_it_was_taken_over(tiny_m
     exact = {name: logprobs(model).flatten() for name, model in models.items()}
     off, own = (load_reference_of(policy, store, ref, PLAIN) for ref in (fresh, taken))
     assert isinstance(off, AdapterOff)
-    with policy.evaluating():
+    with torch.no_grad():
         assert torch.allclose(completion_logprobs(off, batch), exact["base"], atol=1e-5)
         assert torch.allclose(completion_logprobs(own, batch), exact["taken"], atol=1e-5)
         assert torch.allclose(completion_logprobs(policy, batch), exact["taken"], atol=1e-5), "and it is on again"
