@@ -179,7 +179,10 @@ def validate(
     ] = False,
     changes: Changes = None,
 ) -> None:
-    """Check a run config with its workflow, credit rule and task files, without starting anything."""
+    """Check a run config with its workflow, credit rule and task files, without starting a run.
+
+    Where the workflow acts in a world, one begins with a task. Fields of task files that nobody reads are named.
+    """
     loaded = load(config, changes)
     _check(loaded)
     if try_it:

@@ -14,11 +14,12 @@ from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import load_credit
 from pipelines.tasks.sources import iter_tasks
 from serve_apps.acting_team import AgentCall
+from serve_apps.config import EpisodeConfig
 from serve_apps.contracts import Boxed, Contract, JsonKeys, OneOf, Tags, Thinking
 from serve_apps.scripted import play_saying
 from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
 from serve_apps.workflow import Workflow, load_object, load_workflow
-from stores.types import SOUND, Trace
+from stores.types import SOUND, Task, Trace
 
 MAX_TEXT = 200
 """Characters of a prompt's end or an answer that are shown."""
@@ -32,22 +33,27 @@ def try_episode(config: RunConfig) -> Iterator[str]:
     """Plays the first training task once and yields lines about it; TriedEpisodeFailed where it did not come to its end."""
     workflow = load_workflow(config.workflow.path, config.workflow.settings)
     task = next(iter_tasks(config.tasks.train, section="train", seed=config.seed))
-    tokenizer = _tokenizer(config)
     yield f"task {task.task_id}: {_short(task.prompt)}"
-    trace = play_saying(
-        workflow,
-        task,
-        _speaker(config, workflow),
-        tokenizer=tokenizer,
-        max_model_len=1 << 20 if tokenizer is None else config.serve.max_model_len,
-        limits=config.collect.episode.model_copy(update={"max_attempts": 1}),
-    )
+    trace = play(config, workflow, task, config.collect.episode)
     yield from _shown(trace)
     if trace.status not in SOUND:
         raise TriedEpisodeFailed(f"the episode ended with {trace.status.value}: {trace.error}")
     credit = load_credit(config.credit).assign_credit(trace)
     rewards = ", ".join(f"turn {reward.turn_index} {reward.reward:.3g}" for reward in credit.rewards)
     yield f"credit: outcome {credit.outcome:.3g}; rewards: {rewards or 'none'}"
+
+
+def play(config: RunConfig, workflow: Workflow, task: Task, limits: EpisodeConfig) -> Trace:
+    """Plays a task once, against a model that says what agents must say."""
+    tokenizer = _tokenizer(config)
+    return play_saying(
+        workflow,
+        task,
+        _speaker(config, workflow),
+        tokenizer=tokenizer,
+        max_model_len=1 << 20 if tokenizer is None else config.serve.max_model_len,
+        limits=limits.model_copy(update={"max_attempts": 1}),
+    )
 
 
 def _tokenizer(config: RunConfig) -> ChatTokenizer | None:
@@ -62,7 +68,8 @@ def _speaker(config: RunConfig, workflow: Workflow) -> Callable[[AgentCall], str
     """Says what the demonstrator of the warm start would, or else the shortest text that fits an agent's contract."""
     if config.warmstart is not None and config.warmstart.demonstrator:
         demonstrator = load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
-        return lambda call: str(demonstrator(call.agent, call.task, call.inputs, random.Random(config.seed)))
+        dice = random.Random(config.seed)
+        return lambda call: str(demonstrator(call.agent, call.task, call.inputs, dice))
     return lambda call: example_of(workflow.agents[call.agent].contract)
 
 

@@ -16,6 +16,7 @@ from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.models.folder import check_model_folder
 from pipelines.runners.model_plan import plan_lines
+from pipelines.runners.task_checks import TaskForms, try_worlds, unread_notes
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS
 from serve_apps.agent import ToolFault
@@ -24,7 +25,6 @@ from serve_apps.config import CPU_HEAD_SIZES
 from serve_apps.parsers import Parsers
 from serve_apps.workflow import Workflow, load_object, load_workflow
 from serve_apps.workflows.alone import task_input
-from serve_apps.worlds.preflight import try_environments
 from stores.model_folder import Tensors, read_tensors, why_windowed
 from stores.types import Task
 from train_loops.config import BASELINE_ALGORITHMS
@@ -41,10 +41,11 @@ def check(config: RunConfig) -> list[str]:
         _check_inferred(config)
     if config.warmstart is not None and config.warmstart.demonstrator:
         load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
-    check_tasks(config, check=workflow.check_task)
+    forms = TaskForms(workflow)
+    check_tasks(config, check=forms.check)
     _check_environments(config, workflow)
-    notes = [*_check_models(config, workflow), *workflow.preflight(), *check_tools(workflow)]
-    return [*notes, *try_environments(workflow.environments)]
+    notes = [*unread_notes(config), *_check_models(config, workflow), *workflow.preflight(), *check_tools(workflow)]
+    return [*notes, *try_worlds(config, workflow, forms)]
 
 
 def _check_agents(config: RunConfig, workflow: Workflow) -> None:

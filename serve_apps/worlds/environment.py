@@ -61,7 +61,7 @@ class Environment:
     text_field: str = "text"
     """Where an OpenEnv server's observation has its text."""
     example: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """Settings of the world that `troupe validate` begins."""
+    """Settings of the world that `troupe validate` begins where the tasks that it plays open none."""
 
     def __post_init__(self) -> None:
         if bool(self.factory) == bool(self.url):
