@@ -14,7 +14,7 @@ NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
 
 class ParserSpec(_Strict):

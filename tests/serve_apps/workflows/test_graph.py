@@ -286,6 +286,7 @@ Change = Callable[[dict[str, Any]], Any]
         ("answer: \"{draft.answer}\"\n", "answer: \"{draft.answer}\"\nbound: 3\n", r":12: bound: extra inputs"),
         ("  done: {type: model, prompt: \"Say {draft.answer}\"}", "  done: {type: model}", r":4: node done: a model node needs a `prompt`"),
         ("{tags: [answer]}", "{tags: [answer], json: [a]}", r":2: node draft: parser: give one of"),
+        ("{tags: [answer]}", "{tags: [answer], valid_reward: .inf}", r":2: nodes\.draft\.\S*valid_reward: .*finite number"),
         ("end: [done]", "end: [draft]", r":4: no edge leads from node done to an end"),
         ("nodes:", "nodes: [", "not YAML"),
         ("{check.advice}", "{check.advice[0]}", r":2: node draft, prompt: '\{check.advice\[0\]\}' is no field"),
