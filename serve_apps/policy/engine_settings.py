@@ -26,6 +26,10 @@ SCHEDULER = "serve_apps.policy.gathering_scheduler.GatheringScheduler"
 """The scheduler of an engine on a CPU."""
 ADAPTER_WORKER = "serve_apps.policy.adapter_products.AdapterWorker"
 """The worker of an engine on a CPU that serves adapters."""
+LOGGING = Path(__file__).with_name("vllm_logging.json")
+"""The change of the log levels that vLLM makes as an engine starts. It is an incremental one: vLLM's own configuration closes all
+handlers of the process, Serve's among them, and a Serve controller that takes over stops the replicas whose handlers are closed.
+vLLM's errors reach the handlers of the root logger."""
 
 
 def engine_environment(config: ServeConfig, *, threads: int) -> dict[str, str]:

@@ -27,7 +27,7 @@ from ray import serve
 
 from serve_apps.config import ServeConfig
 from serve_apps.policy.adapters import AdapterRoom, ServedAdapters
-from serve_apps.policy.engine_settings import engine_arguments, engine_environment, stop_token_ids
+from serve_apps.policy.engine_settings import LOGGING, engine_arguments, engine_environment, stop_token_ids
 from serve_apps.policy.engine_sleep import ASLEEP_UNTIL, EngineSleep
 from serve_apps.policy.generation import Generation
 from serve_apps.policy.priority import LOW_PRIORITY, has_low_priority, set_process_priority
@@ -135,13 +135,15 @@ class Policy:
                 logger.info("%d of %d rows of the vocabulary stand for no token and are masked", *rows)
 
     def _start_engine(self, folder: Path) -> None:
+        from vllm.config.logging import LoggingConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         room = self._args.adapters
         arguments = engine_arguments(self._args.serve, folder, room)
         self._folder = folder
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        levels = LoggingConfig(configure_logging=True, pylogging_config_file=str(LOGGING))
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**{"logging_config": levels, **arguments}))
         self._served: ServedWeights | ServedAdapters
         if room is None:
             self._served = ServedWeights(self._engine, self._args.model)

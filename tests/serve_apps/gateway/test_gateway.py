@@ -41,6 +41,7 @@ from stores.manifest import Probe
 from stores.types import ModelVersionRef, Sampling
 from stores.weight_cache import fetch
 from stores.weights import WeightStore
+from tests.serve_apps.controller_death import asked_all_the_time, kill_controller
 from tests.serve_apps.deployed_apps import remove_apps, replica_statuses
 
 pytestmark = pytest.mark.nightly
@@ -443,6 +444,26 @@ def test_a_killed_replica_comes_back_with_its_teams_and_retrying_callers_see_no_
     (new,) = [s for s in now if s["pid"] not in pids]
     answer = httpx.post(f"{new['address']}/v1/chat/completions", json=ASK, timeout=60)
     assert answer.headers["x-troupe-team"] == "demo@10"
+
+
+def test_two_deaths_of_the_serve_controller_end_no_engine_and_fail_no_answer(both: Served) -> None:
+    def pids() -> set[int]:
+        engines = {status["pid"] for app in both.apps.values() for status in replica_statuses(app)}
+        return engines | {status["pid"] for status in gateway_statuses(both.config)}
+
+    both.route(0)
+    before = pids()
+    requests = [(f"{both.url}/v1/chat/completions", ASK), (f"{both.url}/v1/workflows/demo/runs", {"prompt": "6*7"})]
+    for version in (1, 0):
+        with asked_all_the_time(requests * 2) as seen:
+            seen.wait_for_more()
+            kill_controller()
+            seen.wait_for_more()
+        print(f"death of the Serve controller: {seen}; engines and gateways started anew: {sorted(pids() - before)}")
+        assert not seen.failed and pids() == before
+        both.route(version)
+        answer = httpx.post(f"{both.url}/v1/chat/completions", json=ASK, timeout=60)
+        assert answer.headers["x-troupe-team"] == f"demo@{10 + version}"
 
 
 def test_shadow_requests_are_answered_in_a_separate_process_at_low_priority(both: Served) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging.config
+import logging.handlers
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 from serve_apps.config import ServeConfig
 from serve_apps.policy.adapters import AdapterRoom
 from serve_apps.policy.deployment import PolicyAppSpec
-from serve_apps.policy.engine_settings import ADAPTER_WORKER, engine_arguments, engine_environment
+from serve_apps.policy.engine_settings import ADAPTER_WORKER, LOGGING, engine_arguments, engine_environment
 from serve_apps.policy.policy_app import PolicyArgs
 from stores.settings import identity
 from stores.types import ModelVersionRef
@@ -40,6 +43,13 @@ def test_only_a_cpu_engine_with_adapters_brings_its_own_worker(tmp_path: Path) -
     assert engine_arguments(ServeConfig(), tmp_path, room)["worker_cls"] == ADAPTER_WORKER
     for config, adapters in ((ServeConfig(), None), (ServeConfig(gpus=1), room)):
         assert "worker_cls" not in engine_arguments(config, tmp_path, adapters)
+
+
+def test_what_vllm_makes_of_the_log_levels_closes_no_handler_of_the_process() -> None:
+    of_serve = logging.handlers.MemoryHandler(capacity=1, target=logging.NullHandler())
+    logging.config.dictConfig(json.loads(LOGGING.read_text()))
+    assert of_serve.target is not None, "a Serve controller that takes over stops a replica without"
+    assert logging.getLogger("vllm.engine").getEffectiveLevel() == logging.ERROR
 
 
 def test_a_block_that_the_cpu_cannot_compute_is_refused() -> None:

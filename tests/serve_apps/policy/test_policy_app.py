@@ -43,6 +43,7 @@ from serve_apps.proof_limits import Limits
 from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
 from stores.weights import WeightStore
+from tests.serve_apps.controller_death import kill_controller
 from tests.serve_apps.deployed_apps import remove_apps, replica_statuses
 
 pytestmark = pytest.mark.nightly
@@ -443,6 +444,16 @@ def test_an_engine_that_stands_still_is_noticed_while_its_replica_lives(served: 
 
     answers, counts = asyncio.run(main())
     assert max(a.num_attempts for a in answers) == 2 and counts.num_late >= 1 and counts.num_lost == 0
+
+
+def test_a_sync_after_each_of_two_deaths_of_the_serve_controller_finds_the_same_engines(served: Served) -> None:
+    served.sync(0)
+    before = {status["pid"] for status in replica_statuses(APP)}
+    for new, old in ((1, 0), (0, 1)):
+        kill_controller()
+        proofs = served.sync(new, old)
+        assert {proof.pid for proof in proofs} == before
+        assert [proof.verdict for proof in proofs] == ["proven"] * NUM_REPLICAS
 
 
 def test_an_app_that_serve_gave_up_in_the_middle_of_a_sync_is_deployed_again(served: Served) -> None:
