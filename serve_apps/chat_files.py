@@ -1,8 +1,11 @@
-"""chat_files: a model folder -> what is wrong with its tokenizer and chat template, read without torch or transformers."""
+"""chat_files: a model folder -> what is wrong with its tokenizer and chat template, read without torch or transformers.
+
+A template has to write all of a conversation, in order, and ends it with the header of the assistant's answer where that is asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +14,45 @@ from serve_apps.template_process import TemplateFault, render
 from stores.files import read_json_object
 
 TEMPLATE = "chat_template.jinja"
-QUESTION = "Question-2"
+SYSTEM = {"role": "system", "content": "System-0"}
+FIRST, ANSWER, QUESTION = "Question-1", "Answer-1", "Question-2"
+ARGUMENT, RESULT = "Argument-1", "Result-1"
 EXCHANGE = (
-    {"role": "user", "content": "Question-1"},
-    {"role": "assistant", "content": "Answer-1"},
+    {"role": "user", "content": FIRST},
+    {"role": "assistant", "content": ANSWER},
     {"role": "user", "content": QUESTION},
 )
 """A plain conversation, which every template has to write."""
-TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds-1", "parameters": {"type": "object"}},
+}
 CALLED = (
     {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+        "tool_calls": [
+            {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": ARGUMENT}}}
+        ],
     },
-    {"role": "tool", "tool_call_id": "call00001", "content": "1"},
+    {"role": "tool", "tool_call_id": "call00001", "content": RESULT},
 )
 """A call of a tool and its answer."""
+TEXTS = {
+    SYSTEM["content"]: "the system message",
+    FIRST: "what the user says first",
+    ANSWER: "what the assistant says",
+    QUESTION: "what the user says last",
+    ARGUMENT: "the arguments of a tool's call",
+    RESULT: "what a tool answers",
+}
+"""What each text of a conversation is."""
 
 
-def check_chat_files(folder: Path, *, vocab_size: int | None = None) -> None:
-    """Loads the tokenizer and renders the chat template once; ValueError for the first thing that is wrong.
+def check_chat_files(folder: Path, *, vocab_size: int | None = None) -> list[str]:
+    """Loads the tokenizer and renders the chat template; returns notes on what the template does not know.
+
+    Raises ValueError for the first thing that is wrong.
 
     Args:
         vocab_size: rows of the embeddings, which every token of a prompt needs; None where the config names none.
@@ -50,7 +71,7 @@ def check_chat_files(folder: Path, *, vocab_size: int | None = None) -> None:
     settings = folder / "tokenizer_config.json"
     named = special_tokens(read_json_object(settings)) if settings.is_file() else {}
     place, template = read_template(folder)
-    text = _rendered(place, template, named)
+    text, notes = _rendered(place, template, named)
     ends = [*configured_end_ids(folder)]
     if eos := named.get("eos_token"):
         number = tokenizer.token_to_id(eos)
@@ -72,6 +93,7 @@ def check_chat_files(folder: Path, *, vocab_size: int | None = None) -> None:
             f"{file} gives {word!r} the id {beyond[0]}, but config.json says vocab_size = {vocab_size}, so that the model has no row for it: "
             "resize the embeddings, or take the tokenizer that belongs to the weights"
         )
+    return notes
 
 
 def read_template(folder: Path) -> tuple[Path, str]:
@@ -104,8 +126,12 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if name.endswith("_token") and isinstance(text, str)}
 
 
-def _rendered(file: Path, template: str, named: Mapping[str, str]) -> str:
-    """Returns a plain conversation as the template writes it. With tools, or without a last header, it has to end as well."""
+def _rendered(file: Path, template: str, named: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Returns a plain conversation as the template writes it, and notes on what it does not know.
+
+    ValueError where it fails on it or leaves out a part of it. A system message and tools it may refuse, but not leave out in
+    silence; how calls are written some published templates leave to the program, so that it is a note.
+    """
     plain: dict[str, Any] = {
         "messages": EXCHANGE,
         "tools": None,
@@ -113,20 +139,60 @@ def _rendered(file: Path, template: str, named: Mapping[str, str]) -> str:
         "add_generation_prompt": True,
         **named,
     }
+    instructed = {**plain, "messages": [SYSTEM, *EXCHANGE]}
     others: list[Mapping[str, Any]] = [
         {**plain, "add_generation_prompt": False},
+        instructed,
+        {**instructed, "add_generation_prompt": False},
         {**plain, "messages": [*EXCHANGE[:1], *CALLED], "tools": [TOOL]},
     ]
     try:
-        (text,) = render(template, [plain], may_refuse=others)
+        text, (past, with_system, past_with_system, with_tools) = render(template, plain, may_refuse=others)
     except TemplateFault as fault:
         line = f", line {fault.line}" if fault.line else ""
         raise ValueError(
             f"{file}{line}: the chat template fails on a plain conversation (user, assistant, user): {fault}; correct it, or copy it from "
             "the model's source"
         ) from None
-    if QUESTION not in text:
-        raise ValueError(
-            f"{file}: the chat template leaves out what the user says (it wrote {text[:60]!r}): copy it from the model's source"
+    spoken = (FIRST, ANSWER, QUESTION)
+    wrong = _wrong(text, past, spoken)
+    if not wrong and with_system is not None:
+        wrong = _wrong(with_system, past_with_system, (SYSTEM["content"], *spoken))
+    if wrong:
+        raise ValueError(f"{file}: the chat template {wrong}; correct it, or copy it from the model's source")
+    notes = [] if with_system is not None else [f"{file.name} refuses a system message: no agent can have one"]
+    if with_tools is not None and TOOL["function"]["description"] in with_tools:
+        notes += [
+            f"{file.name} leaves out {TEXTS[text]}, though it shows tools: later prompts lack it"
+            for text in (ARGUMENT, RESULT)
+            if text not in with_tools
+        ]
+    return text, notes
+
+
+def _wrong(prompt: str, past: str | None, spoken: Sequence[str]) -> str:
+    """Returns what a template does wrong with a conversation; empty where nothing is.
+
+    Args:
+        prompt: what it writes with a header for the assistant's answer.
+        past: what it writes without one, None where it refuses. It may end in another way, as Phi 3's does.
+        spoken: the texts of the messages. That of the system may stand anywhere, as Mistral's does.
+    """
+    for text in spoken:
+        if text not in prompt:
+            return f"leaves out {TEXTS[text]} (it wrote {prompt[:200]!r})"
+    places = [prompt.index(text) for text in spoken if text != SYSTEM["content"]]
+    if places != sorted(places):
+        return f"changes the order of the messages (it wrote {prompt[:200]!r})"
+    conversation, _, header = prompt.partition(QUESTION)
+    if past is None:
+        return ""
+    if not past.startswith(conversation + QUESTION):
+        return f"writes another conversation where add_generation_prompt is false ({past[:200]!r})"
+    before_answer = prompt.partition(FIRST)[2].partition(ANSWER)[0]
+    if prompt == past and not header.strip().startswith(before_answer.strip()):
+        return (
+            f"writes no header for the assistant's answer where add_generation_prompt is true (it ends with {header!r}; before an "
+            f"earlier answer stands {before_answer!r})"
         )
-    return text
+    return ""

@@ -1,7 +1,7 @@
 """template_process: a chat template -> what it writes, in a process of its own with limits of time, memory and length.
 
-    parent ── {"template", "settings"} as JSON on standard input ──> `python template_process.py`
-           <── {"texts"}, or {"error", "line"}, as JSON on standard output ──
+    parent ── {"template", "plain", "may_refuse"} as JSON on standard input ──> `python template_process.py`
+           <── {"plain", "others"}, or {"error", "line"}, as JSON on standard output ──
 
 A template is a program of somebody else. Jinja's sandbox keeps it from files and network, and neither from looping for years nor
 from filling the memory. This file is run by its path and imports nothing of Troupe, so that it starts in a moment.
@@ -34,13 +34,13 @@ class TemplateFault(ValueError):
 
 
 def render(
-    template: str, chats: Sequence[Mapping[str, Any]], *, may_refuse: Sequence[Mapping[str, Any]] = ()
-) -> list[str]:
-    """Returns what the template writes for each of `chats`, the variables it is given; TemplateFault.
+    template: str, plain: Mapping[str, Any], *, may_refuse: Sequence[Mapping[str, Any]] = ()
+) -> tuple[str, list[str | None]]:
+    """Returns what the template writes with the variables `plain`, and with each of others; TemplateFault.
 
-    Args: may_refuse: variables with which it need not work, but has to end.
+    Args: may_refuse: variables with which it need not work, but has to end; it has written None where it does not.
     """
-    asked = json.dumps({"template": template, "chats": list(chats), "may_refuse": list(may_refuse)})
+    asked = json.dumps({"template": template, "plain": plain, "may_refuse": list(may_refuse)})
     try:
         done = subprocess.run(
             [sys.executable, "-P", str(Path(__file__))],
@@ -57,8 +57,7 @@ def render(
     answer = json.loads(done.stdout)
     if "error" in answer:
         raise TemplateFault(answer["error"], line=answer["line"])
-    texts: list[str] = answer["texts"]
-    return texts
+    return answer["plain"], answer["others"]
 
 
 def main() -> None:
@@ -67,7 +66,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(LIMIT_S), int(LIMIT_S) + 1))  # also where the parent was killed
     asked = json.load(sys.stdin)
     try:
-        print(json.dumps({"texts": _rendered(asked)}))
+        print(json.dumps(_rendered(asked)))
     except MemoryError:
         print(json.dumps({"error": f"it needs more than {MEMORY_BYTES >> 20} MiB of memory", "line": 0}))
     except Exception as error:  # noqa: BLE001 - a template may raise anything, and the parent says it in words
@@ -75,17 +74,18 @@ def main() -> None:
         print(json.dumps({"error": str(error) or type(error).__name__, "line": line}))
 
 
-def _rendered(asked: Mapping[str, Any]) -> list[str]:
+def _rendered(asked: Mapping[str, Any]) -> dict[str, Any]:
     compiled = environment().from_string(asked["template"])
-    texts = [_bounded(compiled, chat) for chat in asked["chats"]]
+    plain = _bounded(compiled, asked["plain"])
+    others: list[str | None] = []
     for chat in asked["may_refuse"]:
         try:
-            _bounded(compiled, chat)
+            others.append(_bounded(compiled, chat))
         except (MemoryError, TemplateFault):
             raise
         except Exception:  # noqa: BLE001 - it need not know tools, for one, and says so in any way it likes
-            continue
-    return texts
+            others.append(None)
+    return {"plain": plain, "others": others}
 
 
 def _bounded(compiled: Any, chat: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ def check_model_folder(folder: Path) -> CheckedFolder:
             "masked when turns are sampled and trained on"
         )
     if all(find_spec(name) is not None for name in ("tokenizers", "jinja2")):
-        check_chat_files(folder, vocab_size=shape.get("vocab_size"))
+        notes += check_chat_files(folder, vocab_size=shape.get("vocab_size"))
     else:
         notes.append("tokenizer and chat template were not looked at: tokenizers or jinja2 is not installed")
     return CheckedFolder(shape=shape, notes=notes)

@@ -137,7 +137,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a template that forgets the user": (
         write("chat_template.jinja", "{% for m in messages %}{{ m.role }}{% endfor %}"),
         "chat_template.jinja",
-        "leaves out what the user says",
+        "leaves out what the user says first",
     ),
     **{
         f"a template that writes {template[:20]}": (write("chat_template.jinja", template), "chat_template.jinja", said)
