@@ -71,6 +71,14 @@ class Workflow:
         `troupe validate` calls it for every task; `place` is the file and the row.
         """
 
+    def check_request(self, task: Task) -> None:
+        """Raises ValueError for a task that callers of the gateway may not give, or that the workflow cannot play.
+
+        The gateway calls it before each run: what a caller got wrong is status 400, and no failure of the team. A workflow that reads
+        metadata checks them in `check_task`; what it takes of its own task files and not of callers it refuses here.
+        """
+        self.check_task(task, "the task")
+
     @property
     def prompts(self) -> dict[str, str]:
         """The system and user templates of every agent, for the team manifest."""

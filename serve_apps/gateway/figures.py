@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stores.types import SOUND
+from stores.types import SOUND, Cause
 
 NAMES = ("completion_tokens", "latency_s", "cut_share", "empty_share", "format_share", "failure_share")
 """Sampled tokens and seconds of an answer; whether it was cut off by a limit, was empty, had well-formed turns (workflows
-only), or failed: because the engines did, or as the episode of a workflow, whoever caused it."""
+only), or failed: because the engines did, or because of what a model wrote in the episode of a workflow."""
 
 Sums = dict[str, list[float]]
 """By figure: [number of values, their sum, the sum of their squares]."""
@@ -47,10 +47,11 @@ def chat_figures(answer: Mapping[str, Any]) -> dict[str, float]:
 def run_figures(answer: Mapping[str, Any]) -> dict[str, float] | None:
     """Returns the figures of a workflow run, from the reply as its caller got it.
 
-    None where the task did not fit into the context, so that no agent said anything: it is the caller's, and says nothing of a team.
+    None where the run says nothing of a team: the task did not fit into the context, so that no agent said anything, or no model and no
+    engine caused the failure, but the task or the workflow that was to play it.
     """
     turns = answer["turns"]
-    if not turns and answer["status"] == "truncated":
+    if (not turns and answer["status"] == "truncated") or answer["cause"] == Cause.AUTHOR:
         return None
     formats = {"format_share": sum(turn["is_format_ok"] for turn in turns) / len(turns)} if turns else {}
     return {

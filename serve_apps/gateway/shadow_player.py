@@ -15,7 +15,7 @@ from serve_apps.gateway.figures import chat_figures, run_figures
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.shadowing import ShadowJob, ShadowResult
 from serve_apps.gateway.teams import ServedTeam, model_of
-from serve_apps.gateway.workflow_runs import episode_spec, run_workflow
+from serve_apps.gateway.workflow_runs import INVALID_TASK, episode_spec, run_workflow
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.protocol import ApiError, RunRequest
 
@@ -66,13 +66,20 @@ class ShadowPlayer:
     async def _run_workflow(self, job: ShadowJob, request: RunRequest, team: ServedTeam) -> ShadowResult:
         spec = episode_spec(team, request)
         run = await run_workflow(self.service, team, replace(spec, task=replace(spec.task, task_id=job.task_id)))
-        trace = run.trace if job.is_kept else None
-        return ShadowResult(outcome="answered", figures=run_figures(run.reply) or {}, trace=trace, is_trainable=True)
+        trace, figures = run.trace if job.is_kept else None, run_figures(run.reply)
+        if figures is None:
+            return ShadowResult(outcome="dropped", trace=trace, is_trainable=True)
+        return ShadowResult(outcome="answered", figures=figures, trace=trace, is_trainable=True)
 
 
 def _failed(job: ShadowJob, error: BaseException) -> ShadowResult:
-    """Counts against the candidate, since the champion could answer. An unforeseen error is logged with its traceback."""
+    """Counts against the candidate, since the champion could answer, unless its workflow refuses the task.
+
+    An unforeseen error is logged with its traceback.
+    """
     if isinstance(error, ApiError):
+        if error.code == INVALID_TASK:
+            return ShadowResult(outcome="dropped")
         logger.info("a shadow request of %s@%d failed: %s", job.team, job.team_version, error.code)
     else:
         logger.error("a shadow request of %s@%d failed", job.team, job.team_version, exc_info=error)

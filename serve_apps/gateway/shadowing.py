@@ -48,7 +48,7 @@ class ShadowResult:
 
     outcome: Literal["answered", "failed", "late", "dropped"]
     """`late`: not answered in time, which is not held against a team whose engines run at low priority. `dropped`: there was
-    no player, or its candidate was another one."""
+    no player, its candidate was another one, or the request says nothing of a team."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Figures of the answer: see figures.py."""
     trace: Trace | None = None

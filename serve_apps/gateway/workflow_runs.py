@@ -6,18 +6,34 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from serve_apps.acting_team import AgentCall, Complete, via
+from serve_apps.agent import AuthorError
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import ServedTeam
-from serve_apps.openai_api.protocol import ApiError, EpisodeRequest, RunRequest
+from serve_apps.openai_api.protocol import MAX_ECHO, ApiError, EpisodeRequest, RunRequest
 from serve_apps.runner import run_episode
 from stores.types import Cause, Completion, EpisodeStatus, Purpose, Task, Trace
 
 SERVICE_RUN = "service"
 """`run_id` of the episodes that answer callers."""
+INVALID_TASK = "invalid_task"
+"""The error code of a task that the workflow refuses."""
+
+
+class MissingMetadata(AuthorError, KeyError):
+    """Raised where a workflow reads metadata that the caller did not give: no outcome of the team."""
+
+    __str__ = Exception.__str__  # not KeyError's, which quotes
+
+
+class RequestMetadata(dict[str, Any]):
+    """The metadata of a caller's task."""
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise MissingMetadata(f"the task's metadata have no {key!r}, which the workflow reads")
 
 
 class WorkflowRun:
@@ -99,7 +115,8 @@ def episode_spec(team: ServedTeam, request: RunRequest | EpisodeRequest, *, name
 
     Args: name: of its task; default: a random one.
 
-    Raises ApiError 400 for a run of a workflow that acts in simulated worlds: they are for training.
+    Raises ApiError 400 for a task that its workflow refuses, and for a run of a workflow that acts in simulated worlds: they are for
+    training.
     """
     simulated = [world for world, kind in team.acting.workflow.environments.items() if not kind.url]
     if isinstance(request, RunRequest) and simulated:
@@ -110,9 +127,10 @@ def episode_spec(team: ServedTeam, request: RunRequest | EpisodeRequest, *, name
             code="simulated_world",
         )
     name = name or secrets.token_hex(12)
-    task = Task(
-        task_id=f"request-{name}", prompt=request.prompt, answers=(), metadata=request.metadata, source=SERVICE_RUN
-    )
+    metadata = RequestMetadata(request.metadata)
+    task = Task(task_id=f"request-{name}", prompt=request.prompt, answers=(), metadata=metadata, source=SERVICE_RUN)
+    if isinstance(request, RunRequest):
+        _check(team, task)
     return EpisodeSpec(
         run_id=SERVICE_RUN,
         iteration=0,
@@ -122,6 +140,19 @@ def episode_spec(team: ServedTeam, request: RunRequest | EpisodeRequest, *, name
         episode_index=0,
         run_seed=request.seed if request.seed is not None else secrets.randbits(31),
     )
+
+
+def _check(team: ServedTeam, task: Task) -> None:
+    """Raises ApiError 400 for a task that its workflow refuses, or fails to check because it reads values of another form."""
+    try:
+        team.acting.workflow.check_request(task)
+    except (ValueError, AuthorError) as refusal:
+        message = str(refusal)
+    except (AttributeError, LookupError, TypeError) as error:
+        message = f"the workflow cannot read this task: {type(error).__name__}: {error}"
+    else:
+        return
+    raise ApiError(400, message[: 5 * MAX_ECHO], code=INVALID_TASK)
 
 
 def _reply_of(team: ServedTeam, trace: Trace) -> dict[str, Any]:
@@ -135,6 +166,7 @@ def _reply_of(team: ServedTeam, trace: Trace) -> dict[str, Any]:
         "answer": trace.answer,
         "stop_reason": trace.stop_reason,
         "error": trace.error,
+        "cause": trace.cause.value,
         "turns": [
             {
                 "agent": turn.agent,

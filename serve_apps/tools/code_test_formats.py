@@ -78,6 +78,13 @@ def opened(raw: Any) -> Any:
     return {**data, **{f: opened(data[f]) for f in (*NESTED, *PUBLIC, *PRIVATE) if data.get(f)}}
 
 
+def is_plain(data: Any) -> bool:
+    """Returns whether no part of tests is a text that is to be parsed or unpacked: a short one may unpack to hundreds of MB."""
+    if isinstance(data, Mapping):
+        return all(is_plain(data[f]) for f in (*NESTED, *PUBLIC, *PRIVATE, "metadata") if data.get(f))
+    return is_plain(data[0]) if isinstance(data, list) and data else not isinstance(data, (str, bytes))
+
+
 def _parsed(raw: Any) -> Any:
     """Returns the data in JSON text and LiveCodeBench's packing, which may be wrapped in one another up to four times."""
     for _ in range(4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +14,7 @@ from serve_apps.agent import Agent, Tool, ToolFault, TracedText
 from serve_apps.config import SandboxConfig
 from serve_apps.contracts import Tags
 from serve_apps.prompt_budget import shorten
+from serve_apps.tools.code_test_formats import is_plain
 from serve_apps.tools.code_tests import CodeTests, expand_batched, foreign_modules, read_tests
 from serve_apps.tools.code_verifier import NOT_JUDGED, CodeVerifier, Judgement, extract_code, time_limit
 from serve_apps.tools.sandbox import Sandbox
@@ -20,6 +22,8 @@ from serve_apps.workflow import Outcome, Workflow
 from stores.types import Task
 
 MAX_HISTORY_CHARS, MAX_EXAMPLE_CHARS = 12_000, 3_000
+MAX_REQUEST_CHARS = 200_000
+"""Characters of the tests that a caller of the gateway gives."""
 VERIFY_TIMEOUT_S = 1_800.0
 """Seconds, the wait for a free lane included; the judge itself bounds the time of a program."""
 
@@ -88,6 +92,21 @@ class ReflectiveCode(Workflow):
                     f"{place}: {what} imports {', '.join(modules)}, and the sandbox has the standard library alone: write it "
                     "without, or leave the task out"
                 )
+
+    def check_request(self, task: Task) -> None:
+        """Refuses also what a caller could hold the gateway up with: tests as packed text, very long ones, a checker of its own."""
+        given = task.metadata.get("tests")
+        if not is_plain(given):
+            raise ValueError(
+                f"metadata.tests: {str(given)[:60]!r} is a text: give the tests as JSON values, here and within"
+            )
+        if len(json.dumps(given)) > MAX_REQUEST_CHARS:
+            raise ValueError(f"metadata.tests: give tests of at most {MAX_REQUEST_CHARS:,} characters as JSON")
+        super().check_request(task)
+        if _tests(task, "metadata").checker_code:
+            raise ValueError(
+                "metadata.tests: a checker is code that judges, and is taken from task files only: leave it out"
+            )
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Returns the last program; stops when it passes every test."""

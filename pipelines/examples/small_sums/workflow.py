@@ -58,6 +58,14 @@ class TwoSteps(Workflow):
         prompt="Write the equation with its result.\nWhat is {found} {step}?", contract=Equation(), max_tokens=24
     )
 
+    def check_task(self, task: Task, place: str) -> None:
+        """Raises ValueError for a task that does not name both steps."""
+        for step in ("first", "then"):
+            if not isinstance(task.metadata.get(step), str):
+                raise ValueError(
+                    f"{place}: metadata.{step} is no text: a task names its steps, as `first: 7 * 8`, `then: + 5`"
+                )
+
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Returns the second agent's answer."""
         product = await agents.first(step=task.metadata["first"])

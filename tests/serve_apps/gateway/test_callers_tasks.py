@@ -1,0 +1,146 @@
+"""What callers give as tasks of a workflow: nonsense is their error, is said before anything runs, and counts for no team."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_scene import Engine, Scene, deployed_team
+from test_mcp_api import session
+
+from serve_apps.agent import Agent
+from serve_apps.gateway.shadow_player import ShadowPlayer
+from serve_apps.gateway.shadowing import ShadowJob
+from serve_apps.gateway.teams import TeamRoute
+from serve_apps.openai_api.protocol import RunRequest
+from serve_apps.team_spec import TeamSpec
+from serve_apps.workflow import Outcome, Workflow
+from stores.types import Sampling, Task
+
+pytestmark = [pytest.mark.test, pytest.mark.anyio]
+
+CODE = "serve_apps.workflows.reflective_code:ReflectiveCode", ("planner", "coder", "reflector")
+STEPS = "pipelines.examples.small_sums.workflow:TwoSteps", ("first", "second")
+CASES = [{"input": "1 2", "output": "3"}]
+PACKED = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(CASES)))).decode()
+RAISES = "def check(given, expected, actual): raise ValueError"
+
+
+class Careless(Workflow):
+    """Reads metadata that it did not check, after a turn."""
+
+    solver = Agent(prompt="{question}")
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """Returns what the task says that the answer is."""
+        await agents.solver(question=task.prompt)
+        return Outcome(answer=task.metadata["says"])
+
+
+class Confused(Careless):
+    """Has a check that reads what may not be there."""
+
+    def check_task(self, task: Task, place: str) -> None:
+        """Raises whatever comes."""
+        if not task.metadata["says"]["it"].strip():
+            raise ValueError(f"{place}: metadata.says.it is empty")
+
+
+CARELESS, CONFUSED = (f"{__name__}:Careless", ("solver",)), (f"{__name__}:Confused", ("solver",))
+
+
+def scene_of(model: Path, workflow: tuple[str, tuple[str, ...]]) -> Scene:
+    path, agents = workflow
+    team = deployed_team(model, 3, "blue")
+    team_spec = replace(
+        TeamSpec.from_dict(team.team_spec),
+        workflow=path,
+        group_of=dict.fromkeys(agents, "shared"),
+        sampling=dict.fromkeys(agents, Sampling(max_tokens=32)),
+    )
+    spec = team_spec.to_dict()
+    scene = Scene(model)
+    candidate = deployed_team(model, 4, "green").model_copy(update={"team_spec": spec})
+    scene.serve(TeamRoute(champion=team.model_copy(update={"team_spec": spec}), candidate=candidate, shadow=0.0))
+    scene.service.client = lambda team: Engine(scene)  # type: ignore[assignment, method-assign, return-value]
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("workflow", "metadata", "said"),
+    [
+        (CODE, {}, "the task: tests are a list or an object, this is NoneType"),
+        (CODE, {"tests": None}, "the task: tests are a list or an object, this is NoneType"),
+        (CODE, {"tests": "x"}, "metadata.tests: 'x' is a text: give the tests as JSON values"),
+        (CODE, {"tests": 5}, "the task: tests are a list or an object, this is int"),
+        (CODE, {"tests": [[[]]]}, "the task: case 1 is list"),
+        (CODE, {"tests": {"private_tests": PACKED}}, "is a text: give the tests as JSON values"),
+        (CODE, {"tests": [{**CASES[0], "metadata": PACKED}]}, "is a text: give the tests as JSON values"),
+        (CODE, {"tests": CASES * 10_000}, "metadata.tests: give tests of at most 200,000 characters"),
+        (CODE, {"tests": {"tests": CASES, "checker_code": RAISES}}, "a checker is code that judges"),
+        (CODE, {"tests": {"tests": CASES, "checker_type": "custom"}}, "checker 'custom' has no checker_code"),
+        (STEPS, {}, "the task: metadata.first is no text"),
+        (STEPS, {"first": "7 * 8"}, "the task: metadata.then is no text"),
+        (STEPS, {"first": "7 * 8", "then": 5}, "the task: metadata.then is no text"),
+        (CONFUSED, {}, "the task's metadata have no 'says'"),
+        (CONFUSED, {"says": None}, "the workflow cannot read this task: TypeError"),
+        (CONFUSED, {"says": {"it": 5}}, "the workflow cannot read this task: AttributeError"),
+        (CONFUSED, {"says": {}}, "the workflow cannot read this task: KeyError"),
+        (CONFUSED, {"says": {"it": " "}}, "the task: metadata.says.it is empty"),
+    ],
+)
+async def test_a_task_that_the_workflow_cannot_play_is_refused_and_counts_for_no_team(
+    tiny_model: Path, workflow: tuple[str, tuple[str, ...]], metadata: dict[str, Any], said: str
+) -> None:
+    scene = scene_of(tiny_model, workflow)
+    body = {"prompt": "Add two numbers.", "user": "u3", "metadata": metadata}
+    async with scene.http() as http:
+        for stream in (False, True):
+            refused = await http.post("/v1/workflows/demo/runs", json=body | {"stream": stream})
+            assert refused.status_code == 400, refused.text
+            error = refused.json()["error"]
+            assert error["code"] == "invalid_task" and said in error["message"]
+    async with session(scene) as client:
+        result = await client.call_tool("demo", {"prompt": "Add two numbers.", "metadata": metadata})
+    assert result.is_error and said in result.content[0].text  # type: ignore[union-attr]
+    assert scene.service.figures() == [] and scene.service.admission.num_in_flight == 0
+
+
+async def test_tests_that_a_caller_may_give_are_played(tiny_model: Path) -> None:
+    scene = scene_of(tiny_model, CODE)
+    async with scene.http() as http:
+        body = {"prompt": "Add two numbers.", "metadata": {"tests": CASES}}
+        answer = await http.post("/v1/workflows/demo/runs", json=body)
+    assert answer.status_code == 200 and answer.json()["turns"], answer.text
+
+
+async def test_metadata_that_a_workflow_reads_unchecked_and_a_caller_left_out_count_for_no_team(
+    tiny_model: Path,
+) -> None:
+    scene = scene_of(tiny_model, CARELESS)
+    async with scene.http() as http:
+        told = (await http.post("/v1/workflows/demo/runs", json={"prompt": "a"})).json()
+        assert (told["status"], told["cause"]) == ("agent_error", "author") and len(told["turns"]) == 1
+        assert told["error"] == "MissingMetadata: the task's metadata have no 'says', which the workflow reads"
+        assert scene.service.figures() == []
+        sound = (await http.post("/v1/workflows/demo/runs", json={"prompt": "a", "metadata": {"says": "7"}})).json()
+    assert (sound["status"], sound["cause"], sound["answer"]) == ("ok", "", "7")
+    (figures,) = scene.service.figures()
+    assert figures["sums"]["failure_share"] == [1, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("workflow", [CARELESS, CONFUSED])
+async def test_a_shadow_of_such_a_task_says_nothing_of_the_candidate(
+    tiny_model: Path, workflow: tuple[str, tuple[str, ...]]
+) -> None:
+    scene = scene_of(tiny_model, workflow)
+    request = RunRequest(prompt="a")
+    about: dict[str, Any] = {"team": "demo", "team_version": 4, "set_name": "green", "task_id": "t", "is_kept": False}
+    (result,) = await ShadowPlayer(scene.service).play_jobs([ShadowJob(request=request, **about)])
+    assert result.outcome == "dropped"
