@@ -14,7 +14,9 @@ from pipelines.evaluation.played import play_team
 from pipelines.evaluation.why import explain
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
+from pipelines.runners.task_checks import TaskForms
 from pipelines.tasks.sources import digest, load_tasks
+from serve_apps.workflow import load_workflow
 from stores.explanations import Explanation
 from stores.types import Purpose
 
@@ -45,7 +47,9 @@ def explain_lost_tasks(run: Run, iteration: int, *, tasks: int, budget: int, add
 
 def evaluate_team(run: Run, alias: str, tasks_file: Path, *, address: str = "") -> dict[str, Any]:
     """Has a registered team (alias or version number) play a file of tasks; episodes that it played before are used again."""
-    tasks = list(load_tasks(TaskSourceConfig(path=str(tasks_file)), section="tasks", seed=run.config.seed))
+    forms = TaskForms(load_workflow(run.config.workflow.path, run.config.workflow.settings))
+    source = TaskSourceConfig(path=str(tasks_file))
+    tasks = load_tasks(source, section="tasks", seed=run.config.seed, check=forms.check)
     version, team = run.load_team(alias)
     occasion = f"evaluate/{digest(tasks)}"
     played = _on_engines(
