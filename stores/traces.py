@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,6 +53,20 @@ if TYPE_CHECKING:
     from lancedb.table import Table
 
 R = TypeVar("R", Trace, EpisodeRewards)
+
+
+class Asked(TypedDict, total=False):
+    """Properties of episodes that are listed; what is missing or None may be anything."""
+
+    run_id: str | None
+    iteration: int | None
+    purpose: Purpose | None
+    task_id: str | None
+    status: EpisodeStatus | None
+    agent: str | None
+    """An agent that has a turn in it."""
+    outcomes: tuple[float | None, float | None] | None
+    """The lowest and the highest outcome, under any credit version."""
 
 
 class TraceStore(TraceUpkeep):
@@ -304,7 +318,8 @@ class TraceStore(TraceUpkeep):
         if len(traces) == 1:
             return traces[0]
         if not traces:
-            raise ValueError(f"no episode {episode_id!r} in {self.uri}: list the stored ones to see their ids")
+            listing = f"`troupe show --run {run_id or 'RUN'}` lists those that are stored"
+            raise ValueError(f"no episode {episode_id!r} in {self.uri}: {listing}")
         ids = ", ".join(t.episode_id for t in traces)
         raise ValueError(f"episode {episode_id!r} is not unique in {self.uri} ({ids}, ...): give more characters")
 
@@ -339,11 +354,7 @@ class TraceStore(TraceUpkeep):
         *,
         limit: int,
         before: str = "",
-        run_id: str | None = None,
-        iteration: int | None = None,
-        purpose: Purpose | None = None,
-        task_id: str | None = None,
-        status: EpisodeStatus | None = None,
+        **asked: Unpack[Asked],
     ) -> list[dict[str, Any]]:
         """Returns at most `limit` stored episodes with these properties as rows without turns.
 
@@ -353,8 +364,8 @@ class TraceStore(TraceUpkeep):
 
         Args: before: only those that come after this episode in the same list; ValueError where it is not in the list.
         """
-        where = equals(run_id=run_id, iteration=iteration, purpose=purpose, task_id=task_id, status=status)
-        names = self._tables.names_for("episodes", run_id=run_id, iteration=iteration)
+        where, names = self._asked(asked)
+        run_id, outcomes = asked.get("run_id"), asked.get("outcomes")
         if before:
             here = " AND ".join(filter(None, (where, equals(episode_id=before))))
             likely = [name for name in self._tables.hinted_names("episodes", before, run_id) if name in names]
@@ -364,14 +375,17 @@ class TraceStore(TraceUpkeep):
             names = names[names.index(holder) :]
         page: list[dict[str, Any]] = []
         for name in names:
-            matching = self._tables.scan(name, where, ["episode_id", "started_at"])
-            matching = matching.sort_by([("started_at", "descending"), ("episode_id", "ascending")])
-            ids = matching["episode_id"].to_pylist()
+            ids = self._newest_ids(name, where, outcomes)
             ids = ids[ids.index(before) + 1 :] if before and name == names[0] else ids
             page += self._listed(name, ids[: limit - len(page)])
             if len(page) == limit:
                 break
         return page
+
+    def count_episodes(self, **asked: Unpack[Asked]) -> int:
+        """Counts the episodes that `newest_episodes` lists without a limit."""
+        where, names = self._asked(asked)
+        return sum(len(self._newest_ids(name, where, asked.get("outcomes"))) for name in names)
 
     def outcomes_of(self, episodes: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
         """Returns the outcomes by episode and credit version; episodes that were never credited are left out.
@@ -452,6 +466,33 @@ class TraceStore(TraceUpkeep):
             for name in self._tables.names_for("episodes", iteration=iteration)
             for row in self._tables.scan(name, where, ["episode_id", "turns"]).to_pylist()
         }
+
+    def _asked(self, asked: Asked) -> tuple[str, list[str]]:
+        """Returns the condition, but for the outcomes, and the tables that may hold such episodes."""
+        columns = equals(
+            run_id=asked.get("run_id"),
+            iteration=asked.get("iteration"),
+            purpose=asked.get("purpose"),
+            task_id=asked.get("task_id"),
+            status=asked.get("status"),
+        )
+        agent = asked.get("agent")
+        parts = [columns, "" if agent is None else f"contains(agents, {literal(f'|{agent}|')})"]
+        names = self._tables.names_for("episodes", run_id=asked.get("run_id"), iteration=asked.get("iteration"))
+        return " AND ".join(filter(None, parts)), names
+
+    def _newest_ids(self, name: str, where: str, outcomes: tuple[float | None, float | None] | None) -> list[str]:
+        """Returns the ids of a table's matching episodes, the one that began last first."""
+        matching = self._tables.scan(name, where, ["episode_id", "started_at"])
+        matching = matching.sort_by([("started_at", "descending"), ("episode_id", "ascending")])
+        ids = matching["episode_id"].to_pylist()
+        if outcomes is None:
+            return ids
+        bounds = zip((">=", "<="), outcomes, strict=True)
+        bounded = " AND ".join(f"outcome {sign} {bound}" for sign, bound in bounds if bound is not None)
+        credited = self._tables.scan(f"rewards{name.removeprefix('episodes')}", bounded, ["episode_id"])
+        wanted = set(credited["episode_id"].to_pylist())
+        return [i for i in ids if i in wanted]
 
     def _listed(self, name: str, ids: Sequence[str]) -> list[dict[str, Any]]:
         """Returns the rows of these episodes without turns, in this order."""

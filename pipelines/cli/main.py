@@ -34,9 +34,11 @@ from pipelines.cli.options import (
     split_team,
 )
 from pipelines.stages.table import STAGES, stage_named
+from stores.types import EpisodeStatus, Purpose
 
 if TYPE_CHECKING:
     from pipelines.config.run_config import RunConfig
+    from stores.traces import Asked
 
 app = typer.Typer(
     help="Train multi-agent LLM workflows with reinforcement learning.",
@@ -251,16 +253,57 @@ def runs(
 @app.command()
 @reports_errors
 def show(
-    episode: Annotated[str, typer.Argument(help="The id of the episode, or a unique beginning of it.")],
     config: RunName,
+    episode: Annotated[
+        str, typer.Argument(help="The id of the episode, or a unique beginning of it. Left out: lists stored episodes.")
+    ] = "",
+    iteration: Annotated[
+        int | None, typer.Option(min=0, help="Lists those of this iteration; 0: before training.")
+    ] = None,
+    purpose: Annotated[Purpose | None, typer.Option(help="Lists those that were played for this.")] = None,
+    task: Annotated[str, typer.Option(help="Lists those of the task with this id.")] = "",
+    status: Annotated[EpisodeStatus | None, typer.Option(help="Lists those that ended like this.")] = None,
+    agent: Annotated[str, typer.Option(help="Lists those in which this agent has a turn.")] = "",
+    min_outcome: Annotated[float | None, typer.Option(help="Lists those with this outcome or a higher one.")] = None,
+    max_outcome: Annotated[float | None, typer.Option(help="Lists those with this outcome or a lower one.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The number of episodes in the list.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints the list as JSON.")] = False,
+    served: Annotated[
+        bool, typer.Option("--served", help="Of what callers of the team were answered and let be kept.")
+    ] = False,
     root: Root = "runs",
 ) -> None:
-    """Show an episode: every turn with its prompt, completion, format check and credit."""
+    """Show an episode: every turn with its prompt, completion, format check and credit. Without an id, list those that are stored.
+
+    The newest come first.
+    """
     from rich.console import Console
 
+    from pipelines.report.episode_list import list_episodes, list_view
     from pipelines.report.inspect import episode_view
 
-    Console().print(episode_view(existing_run(config, root, is_read_only=True), episode))
+    bounds = (min_outcome, max_outcome)
+    asked: Asked = {
+        "iteration": iteration,
+        "purpose": purpose,
+        "task_id": task or None,
+        "status": status,
+        "agent": agent or None,
+        "outcomes": None if bounds == (None, None) else bounds,
+    }
+    run = existing_run(config, root, is_read_only=True)
+    if episode:
+        if as_json or any(value is not None for value in asked.values()):
+            raise ValueError(
+                f"episode {episode!r} is shown by itself: leave its id out to list episodes by their properties"
+            )
+        Console().print(episode_view(run, episode, is_served=served))
+        return
+    listed = list_episodes(run, limit=limit, is_served=served, **asked)
+    if as_json:
+        print(json.dumps(listed, indent=2))
+    else:
+        Console().print(list_view(listed))
 
 
 @app.command()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pipelines.run.run import Run
 from stores.explanations import Explanation
 from stores.stage_results import TeamScore
+from stores.types import COUNTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ def lost_episodes(run: Run, iteration: int) -> list[str]:
     if evaluated.candidate is None or evaluated.champion is None:
         reason = evaluated.skipped or evaluated.condition
         raise ValueError(f"no champion was met at the gate of iteration {iteration}: {reason}")
-    new, old = _outcomes(run, evaluated.candidate), _outcomes(run, evaluated.champion)
+    new, old = outcomes_by_task(run, evaluated.candidate), outcomes_by_task(run, evaluated.champion)
     lost = {}
     for task in new.keys() & old.keys():
         mine, theirs = new[task], old[task]
@@ -75,14 +76,15 @@ def blame_by_agent(explanations: Sequence[Explanation]) -> list[Blame]:
     return sorted(blames, key=lambda blame: (-blame.cost, blame.agent))
 
 
-def _outcomes(run: Run, score: TeamScore) -> dict[str, dict[str, float]]:
+def outcomes_by_task(run: Run, score: TeamScore) -> dict[str, dict[str, float]]:
     """Returns by task the outcome of each episode that counts and has a turn, by its id."""
-    traces = [t for t in run.traces.read_traces(score.traces) if t.is_outcome and not t.is_version_mixed and t.turns]
-    rows = [{"episode_id": t.episode_id, "run_id": t.run_id, "iteration": t.iteration} for t in traces]
-    stored = run.traces.outcomes_of(rows)
+    ref, columns = score.traces, ["episode_id", "task_id", "num_turns", "is_version_mixed"]
+    batches = run.traces.read_batches(ref, causes=COUNTED, columns=columns)
+    rows = [row for batch in batches for row in batch.to_pylist() if row["num_turns"] and not row["is_version_mixed"]]
+    stored = run.traces.outcomes_of(row | {"run_id": ref.run_id, "iteration": ref.iteration} for row in rows)
     outcomes: dict[str, dict[str, float]] = {}
-    for trace in traces:
-        outcome = stored.get(trace.episode_id, {}).get(run.credit_version)
+    for row in rows:
+        outcome = stored.get(row["episode_id"], {}).get(run.credit_version)
         if outcome is not None:
-            outcomes.setdefault(trace.task.task_id, {})[trace.episode_id] = outcome
+            outcomes.setdefault(row["task_id"], {})[row["episode_id"]] = outcome
     return outcomes

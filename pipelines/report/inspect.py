@@ -18,6 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from pipelines.evaluation.lost_tasks import LostTasks, blame_by_agent
+from pipelines.report.episode_list import store_of
 from pipelines.report.foreign_text import ForeignText
 from pipelines.run.run import Run
 from pipelines.run.scoring import rewards_for
@@ -66,8 +67,10 @@ def _run_row(journal: Journal, run_id: str) -> list[str]:
     ]
 
 
-def episode_view(run: Run, episode_id: str) -> RenderableType:
-    """Shows every turn of an episode with its credit."""
+def episode_view(run: Run, episode_id: str, *, is_served: bool = False) -> RenderableType:
+    """Shows every turn of an episode with its credit; a served one has none."""
+    if is_served:
+        return _episode(store_of(run, is_served=True).get_trace(episode_id), None)
     trace = run.traces.get_trace(episode_id, run_id=run.run_id)
     shown = _episode(trace, rewards_for(run, trace))
     explanation = find_explanation(run.traces_uri, trace.run_id, trace.episode_id)
@@ -149,7 +152,7 @@ def _episode(trace: Trace, credit: EpisodeRewards | None) -> RenderableType:
     head = ForeignText.assemble(
         (f"{trace.episode_id}\n", "dim"),
         (f"{trace.task.prompt}", "bold"),
-        f"  expected {' or '.join(trace.task.answers)}, answered {trace.answer or 'nothing'}",
+        f"  expected {' or '.join(trace.task.answers) or 'no answer in words'}, answered {trace.answer or 'nothing'}",
         f"\n{trace.purpose} of iteration {trace.iteration}, {trace.status} ({trace.stop_reason}"
         f"{f', caused by {trace.cause}' if trace.cause else ''}), "
         f"versions {dict(trace.policy_versions)}, {trace.duration_s:.2f} s",

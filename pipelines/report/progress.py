@@ -89,8 +89,11 @@ class Screen:
                 "test tasks that neither training nor the gate sees"
             )
 
-    def result(self, report: Mapping[str, Any], paths: Sequence[str]) -> None:
-        """Shows accuracy before and after, the difference, where the reports are, and the largest waits."""
+    def result(self, report: Mapping[str, Any], paths: Sequence[str], *, commands: Mapping[str, str]) -> None:
+        """Shows accuracy before and after, the difference, where the reports are, the largest waits, and what to do next.
+
+        Args: commands: what each is for.
+        """
         if report["before"] and report["after"]:
             low, high = report["delta_ci95"]
             self.console.print(
@@ -104,6 +107,10 @@ class Screen:
             self.console.print("[bold]the largest waits[/]")
         for number, wait in enumerate(report["waits"], 1):
             self.say(f"{number}. {wait['sentence']}")
+        self.console.print("[bold]next[/]")
+        width = max(map(len, commands))
+        for command, purpose in commands.items():
+            self.say(f"{command:<{width}}  {purpose}")
 
 
 class _Line:

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from pipelines.cluster.observe import send_stage_points
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
 from pipelines.monitoring.watching import CHAMPION, ITERATION, check_iteration, check_metrics, check_tags
 from pipelines.report.chrome_trace import chrome_trace
+from pipelines.report.episode_list import show_command
 from pipelines.report.form_of_gain import form_of_gain
 from pipelines.report.kept_summaries import RECORD, Summaries, iteration_summary
+from pipelines.report.samples import samples
 from pipelines.report.so_far import SoFar
 from pipelines.report.summary import run_report, trained_agents
 from pipelines.run.run import Run, plain
@@ -33,7 +36,6 @@ from stores.files import read_file, write_file
 from stores.journal import DONE
 from stores.logs import bound
 from stores.run_values import RunValue
-from stores.stage_results import Measured
 from stores.types import Trace
 
 STAGE = RECORD
@@ -42,7 +44,6 @@ UPLOAD_EVERY = 10
 """The page goes into MLflow with the first iterations, then with each tenth, and at the end of the run; report.json always."""
 NUM_DRAWN = 3
 """Iterations whose timelines are drawn in the page; timeline.json has `kept_timelines.NUM_KEPT`."""
-NUM_EXAMPLES = 4
 NUM_EXPLANATIONS = 20
 NUM_TRACES = 8
 """Traces of an iteration that go into MLflow's trace view; LanceDB has them all."""
@@ -184,14 +185,14 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
     report = run_report(run, so_far, rows)
     report["form"] = form_of_gain(run)
     report["comparison"] = kept_comparison(run)
-    measured = [run.iteration(k).find(Measured) for k in (0, run.config.iterations)]
-    before, after = ({} if None in measured else _traces_by_task(run, each) for each in measured)
+    chosen = samples(run, last=so_far.last)
+    report["samples"] = [asdict(sample) for sample in chosen]
 
-    def shown(traces: Mapping[str, Trace], task_id: str) -> ExampleEpisode | None:
-        trace = traces.get(task_id)
-        return None if trace is None else ExampleEpisode(trace=trace, rewards=rewards_for(run, trace))
+    def shown(episode_id: str) -> ExampleEpisode:
+        trace = run.traces.get_trace(episode_id, run_id=run.run_id)
+        command = show_command(run, episode_id)
+        return ExampleEpisode(trace=trace, rewards=rewards_for(run, trace), command=command)
 
-    chosen = sorted(set(before) & set(after))[:NUM_EXAMPLES]
     timelines = summaries.timelines.latest(so_far.last)
     data = ReportData(
         run_id=run.run_id,
@@ -208,7 +209,10 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
         num_warnings=so_far.num_warnings,
         time=so_far.time,
         timelines=timelines[-NUM_DRAWN:],
-        examples=[Example(before=shown(before, task), after=shown(after, task)) for task in chosen],
+        examples=[
+            Example(title=one.title, episodes={name: shown(episode) for name, episode in one.episodes.items()})
+            for one in chosen
+        ],
         notes=_notes(run, so_far),
         facts=_facts(run, report),
         checks={kind: run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind)) for kind in (ITERATION, CHAMPION)},
@@ -272,9 +276,3 @@ def _notes(run: Run, so_far: SoFar) -> Sequence[str]:
             "that was trained from was left."
         )
     return notes
-
-
-def _traces_by_task(run: Run, measured: Measured | None) -> dict[str, Trace]:
-    """One test trace per task of a measurement, by task id."""
-    traces = () if measured is None else run.traces.read_traces(measured.score.traces)
-    return {trace.task.task_id: trace for trace in traces}

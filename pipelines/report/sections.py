@@ -33,6 +33,8 @@ class ExampleEpisode:
 
     trace: Trace
     rewards: EpisodeRewards | None = None
+    command: str = ""
+    """Shows the whole episode in a terminal."""
 
     def reward_of(self, turn: Turn) -> TurnReward | None:
         """The reward of one of its turns; None where it has none."""
@@ -42,10 +44,12 @@ class ExampleEpisode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One task, as the team solved it before and after training."""
+    """One task, as two teams solved it."""
 
-    before: ExampleEpisode | None = None
-    after: ExampleEpisode | None = None
+    title: str
+    """Why it is shown."""
+    episodes: Mapping[str, ExampleEpisode]
+    """By what each team is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +138,7 @@ def render(data: ReportData) -> str:
         waits=largest_waits(data.time),
         lane_times=lane_times(data.time),
         timelines=[timeline_chart(timeline) for timeline in reversed(data.timelines)],
-        examples=[example for example in data.examples if example.before or example.after],
+        examples=data.examples,
     )
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 from pipelines.credit.rule import score_traces
 from pipelines.run.run import Run
@@ -16,6 +17,8 @@ from serve_apps.runner import TOOL_RAISED, WORKFLOW_RAISED
 from stores.stage_results import CHOSEN, PROBABILITY, Collected
 from stores.types import COUNTED, Cause, EpisodeRewards, FinishReason, Trace, Turn
 from train_loops.rows import Funnel
+
+R = TypeVar("R")
 
 
 def assign_credit(run: Run, traces: list[Trace]) -> list[EpisodeRewards]:
@@ -28,7 +31,11 @@ def rewards_for(run: Run, trace: Trace) -> EpisodeRewards | None:
     stored = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
     if not stored:
         return None
-    by_version = {rewards.credit_version: rewards for rewards in stored}
+    return of_latest_version(run, {rewards.credit_version: rewards for rewards in stored})
+
+
+def of_latest_version(run: Run, by_version: Mapping[str, R]) -> R | None:
+    """Returns what is stored under the credit version that the run used last, or would use; None where there is none of its own."""
     own = (run.scored_version(iteration) for iteration in range(run.config.iterations, 0, -1))
     return next((by_version[version] for version in chain(own, [run.credit_version]) if version in by_version), None)
 

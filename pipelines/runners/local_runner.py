@@ -21,6 +21,7 @@ from typing import Any
 
 from pipelines.config.run_config import RunConfig
 from pipelines.episodes.from_run import parse_source, pin_source
+from pipelines.report.episode_list import root_option, show_command
 from pipelines.report.kept_summaries import iteration_summary
 from pipelines.report.progress import Screen
 from pipelines.report.record import REPORT_FILES, finish_parent, open_parent, record
@@ -82,8 +83,18 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
         measure_last(run, address=address, screen=screen)
         wall.add()
         report = records.finish()
-    screen.result(report, [f"{run.folder}/{name}" for name in REPORT_FILES.values()])
+    screen.result(report, [f"{run.folder}/{name}" for name in REPORT_FILES.values()], commands=next_commands(run))
     return report
+
+
+def next_commands(run: Run) -> dict[str, str]:
+    """Returns commands for a run that has been trained, with what each is for."""
+    root = root_option(run)
+    return {
+        show_command(run): "lists its episodes, and shows the one whose id is given",
+        f"troupe report {run.run_id} {root}".strip(): "writes the report again",
+        f"troupe serve {run.team_name}@champion {root}".strip(): "answers requests with the team",
+    }
 
 
 def train_on_traces(

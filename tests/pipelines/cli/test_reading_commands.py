@@ -48,6 +48,7 @@ def reading(run: Run, out: Path) -> list[list[str | Path]]:
     return [
         ["runs"],
         ["show", episode["episode_id"], "--run", "small"],
+        ["show", "--run", "small", "--purpose", "gate", "--max-outcome", "0.5"],
         ["lineage", "small@champion"],
         ["lineage", episode["episode_id"], "--run", "small"],
         ["serve-config", "small@champion"],
@@ -145,6 +146,29 @@ def test_a_damaged_journal_is_named_and_other_runs_are_shown(tmp_path: Path, mak
         assert done.exit_code == code, done.output
         assert text in done.output
         assert command != ["runs"] or "small" in done.output
+
+
+@pytest.mark.test
+def test_stored_episodes_are_listed_by_their_properties(tmp_path: Path, make_trace: Callable[..., Trace]) -> None:
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path)}))
+    run.open()
+    run.traces.write_episodes([make_trace(i, run_id="small") for i in range(3)])
+
+    def done(*words: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["show", "--run", "small", "--root", str(tmp_path), *words])
+        return result.exit_code, result.output
+
+    code, listed = done("--limit", "2", "--status", "ok", "--json")
+    rows = json.loads(listed)
+    assert code == 0 and len(rows["episodes"]) == 2 and rows["num_left_out"] == 1
+    episode = rows["episodes"][0]["episode_id"]
+    assert "expected 5 or five" in done(episode)[1]
+    assert done("--iteration", "99") == (0, "no stored episode is like this\n")
+    assert done("--served") == (0, "no stored episode is like this\n")
+    code, fault = done(episode, "--status", "ok")
+    assert code == 2 and "is shown by itself: leave its id out" in fault
+    code, fault = done("--agent", "nobody")
+    assert code == 2 and "'nobody' is no agent of run 'small'; there are " in fault
 
 
 def test_damaged_stores_of_a_run_are_named_by_every_reader(played_run: Run, tmp_path: Path) -> None:

@@ -47,11 +47,15 @@ def test_a_stage_that_fails_leaves_no_line_behind() -> None:
 def shown_result(report: dict[str, Any]) -> list[str]:
     console = Console(file=StringIO(), width=200, force_terminal=True, color_system=None)
     with console.capture() as text:
-        Screen(console).result(report, ["runs/[demo]/report.json", "runs/demo/timeline.json"])
+        Screen(console).result(
+            report,
+            ["runs/[demo]/report.json", "runs/demo/timeline.json"],
+            commands={"troupe show --run [demo]": "lists episodes"},
+        )
     return text.get().splitlines()
 
 
-def test_the_largest_waits_are_the_last_lines_after_the_files() -> None:
+def test_the_files_are_followed_by_the_largest_waits_and_what_to_do_next() -> None:
     waits = [
         "engines waited 31.2 s (42% of iteration 3): the trainer of model group [a] was at work",
         "trainers waited 20.0 s (27% of iteration 3): engines were at work (collect)",
@@ -63,8 +67,10 @@ def test_the_largest_waits_are_the_last_lines_after_the_files() -> None:
         "the largest waits",
         f"1. {waits[0]}",
         f"2. {waits[1]}",
+        "next",
+        "troupe show --run [demo]  lists episodes",
     ]
 
 
-def test_a_run_without_waits_ends_with_the_files() -> None:
-    assert shown_result({"before": None, "after": None, "waits": []})[-1] == "runs/demo/timeline.json"
+def test_a_run_without_waits_says_what_to_do_next_after_the_files() -> None:
+    assert shown_result({"before": None, "after": None, "waits": []})[1:3] == ["runs/demo/timeline.json", "next"]

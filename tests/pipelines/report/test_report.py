@@ -175,7 +175,15 @@ def sample_report(num_iterations: int = 12) -> ReportData:
         run_id="demo",
         headline=headline,
         iterations=[iteration_row(k) for k in range(1, num_iterations + 1)],
-        examples=[Example(before=before, after=episode(("104", "55", "55"), version=12))],
+        examples=[
+            Example(
+                title="better than before training",
+                episodes={
+                    "before training": replace(before, command="troupe show 000000000000 --run demo"),
+                    "after training": episode(("104", "55", "55"), version=12),
+                },
+            )
+        ],
         notes=["The models are tiny and were warm-started on demonstrations of mixed quality."],
         facts={"workflow": "serve_apps.workflows.math_chain:MathChain", "seed": 0, "evil <b>": EVIL},
     )
@@ -225,14 +233,23 @@ def test_names_and_prompts_are_escaped_wherever_they_stand() -> None:
     row = iteration_row(1)
     row["agents"][EVIL] = row["agents"]["solver"]
     row["funnel"][EVIL] = row["funnel"]["solver"]
-    example = data.examples[0].before
-    assert example is not None
+    example = data.examples[0].episodes["before training"]
     task = replace(example.trace.task, prompt=EVIL, answers=(EVIL,))
     turns = tuple(replace(turn, agent=EVIL, fields={EVIL: EVIL}) for turn in example.trace.turns)
     changed = replace(example, trace=replace(example.trace, task=task, turns=turns, answer=EVIL, error=EVIL))
-    html = render(replace(data, run_id=EVIL, iterations=[row], examples=[Example(before=changed)], notes=[EVIL]))
+    html = render(
+        replace(
+            data, run_id=EVIL, iterations=[row], examples=[Example(title=EVIL, episodes={EVIL: changed})], notes=[EVIL]
+        )
+    )
     assert "<script>alert" not in html and "<img" not in html
     assert read(html).text.count(EVIL) > 20, "what was written is shown as it was written"
+
+
+def test_an_episode_stands_with_the_command_that_shows_it_and_why_it_was_chosen() -> None:
+    text = read(render(sample_report())).text
+    assert "troupe show 000000000000 --run demo" in text and "better than before training" in text
+    assert "Before training" in text and "task t" in text
 
 
 def test_names_of_lanes_and_waits_are_escaped() -> None:
