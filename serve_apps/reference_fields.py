@@ -12,7 +12,7 @@ from typing import Any
 from serve_apps import long_json
 from serve_apps.tools.code_test_formats import OUTPUT, OUTPUTS, PRIVATE, PUBLIC
 from serve_apps.tools.code_tests import CHECKER_CODE
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 ANSWER_FIELDS = (
     "reward_model.ground_truth",
@@ -68,11 +68,11 @@ def is_reference(name: str) -> bool:
 
 
 def public_task(task: Task) -> dict[str, Any]:
-    """Returns what a program may know of a task: its id, prompt, source, and its metadata without answers and tests.
+    """Returns what a program may know of a task: its id, prompt, source, and its metadata without answers, tests and family.
 
     They are left out under every name for which `is_reference` holds, at any depth, also within JSON text.
     """
-    metadata = _public(dict(task.metadata), depth=0)
+    metadata = _public({key: value for key, value in task.metadata.items() if key != FAMILY}, depth=0)
     return {"task_id": task.task_id, "prompt": task.prompt, "source": task.source, "metadata": metadata}
 
 

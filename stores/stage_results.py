@@ -7,7 +7,7 @@ through `from_json()`, which refuses what is not whole. Read them through `pipel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -335,6 +335,8 @@ class Measured(StageResult):
     """By task id, the outcome of each of its episodes."""
     sampling_seconds: float
     num_tokens: int
+    families: Mapping[str, str] = field(default_factory=dict)
+    """By task id, the family of each task that names one."""
     control: Control | None = None
     """None where the config has no `evaluate.control`."""
 

@@ -6,7 +6,7 @@ A record crosses a process border (LanceDB row, journal, Serve call); the class 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -82,7 +82,16 @@ class Task:
     source: str = ""
     """The task's data set, for metrics per source."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values only."""
+    """JSON values only. Under `FAMILY`, the problem that the task is a variant of."""
+
+
+FAMILY = "family"
+"""The key of a task's metadata that tasks of one problem share. They are drawn, split and looked at together, and no workflow needs it."""
+
+
+def families(tasks: Iterable[Task]) -> dict[str, str]:
+    """Returns, by task id, the family of each task that names one."""
+    return {task.task_id: str(task.metadata[FAMILY]) for task in tasks if task.metadata.get(FAMILY) not in (None, "")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

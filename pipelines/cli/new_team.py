@@ -85,15 +85,19 @@ def team_files(name: str) -> dict[str, str]:
 def _tasks() -> dict[str, str]:
     """The rows of each set of tasks: different problems `a+b*c`, the same ones at every call.
 
-    `a+b*c` and `a+c*b` are in one set: who has seen one of them has seen the other.
+    `a+b*c` and `a+c*b` are one family, and in one set: who has seen one of them has seen the other.
     """
     from pipelines.tasks.splits import share_out
 
+    def family(form: tuple[int, int, int]) -> str:
+        a, b, c = form
+        return f"{a}+{min(b, c)}*{max(b, c)}"
+
     forms = itertools.product(range(1, 10), range(2, 10), range(2, 10))
-    sets = share_out(forms, NUM_TASKS, problem=lambda form: (form[0], *sorted(form[1:])), dice=random.Random(0))
+    sets = share_out(forms, NUM_TASKS, problem=family, dice=random.Random(0))
     texts = {}
     for section, own in sets.items():
-        rows = [{"question": f"{a}+{b}*{c}", "answer": str(a + b * c)} for a, b, c in own]
+        rows = [{"question": f"{a}+{b}*{c}", "answer": str(a + b * c), "family": family((a, b, c))} for a, b, c in own]
         texts[section] = "".join(f"{json.dumps(row)}\n" for row in rows)
     return texts
 

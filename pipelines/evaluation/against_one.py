@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipelines.evaluation.statistics import Interval, mean_interval, paired_interval
+from pipelines.evaluation.statistics import Families, Interval, mean_interval, paired_interval
 from stores.types import EpisodeRewards, Trace
 
 Way = Literal["majority", "likeliest", "any", "longer"]
@@ -103,6 +103,7 @@ def alone_score(
     answers: Mapping[str, Sequence[Answer]],
     team: Mapping[str, Sequence[float]],
     *,
+    families: Families,
     is_trained: bool,
     seed: int,
     num_samples: int,
@@ -113,12 +114,13 @@ def alone_score(
     Args:
         answers: by task, those that are within the budget.
         team: by task, the outcomes of the team's episodes.
+        families: by task, the problem that it is a variant of.
     """
     tasks = sorted(answers.keys() & team.keys())
     if not tasks:
         raise ValueError("the team and the single agent have no task in common: play the test tasks again")
     alone = {task: [outcome_by(way, answers[task])] for task in tasks}
-    accuracy = mean_interval(alone, seed=seed, num_samples=num_samples)
+    accuracy = mean_interval(alone, families=families, seed=seed, num_samples=num_samples)
     return AloneScore(
         way=way,
         is_trained=is_trained,
@@ -129,6 +131,7 @@ def alone_score(
         team_minus_alone=paired_interval(
             {task: list(team[task]) for task in tasks},
             alone,
+            families=families,
             seed=seed,
             num_samples=num_samples,
             confidence=confidence,

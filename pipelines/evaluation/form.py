@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.evaluation.statistics import Interval
+from pipelines.evaluation.statistics import NO_FAMILIES, Families, Interval, by_family
 from stores.types import EpisodeStatus, Trace
 
 
@@ -70,27 +70,29 @@ def split_gain(
     before: Mapping[str, Sequence[Judged]],
     after: Mapping[str, Sequence[Judged]],
     *,
+    families: Families = NO_FAMILIES,
     seed: int = 0,
     num_samples: int = 10_000,
     confidence: float = 0.95,
 ) -> FormSplit | None:
     """Splits the gain on the tasks that both sides have, by task id; None where they share none.
 
-    Intervals: percentile bootstrap of the tasks, which are the units.
+    Intervals: percentile bootstrap of the families of tasks.
     """
     tasks = sorted(task for task in before.keys() & after.keys() if before[task] and after[task])
     if not tasks:
         return None
     old, new = _means(before, tasks), _means(after, tasks)
     form, substance = _parts(old.mean(axis=0), new.mean(axis=0))
-    n = len(tasks)
+    units = [np.stack([by_family(tasks, values, families) for values in side.T], axis=1) for side in (old, new)]
+    n = len(units[0])
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_samples) / n
-    samples = _parts(drawn @ old, drawn @ new)
+    samples = _parts(*(drawn @ side for side in units))
     levels = [(1 - confidence) / 2, (1 + confidence) / 2]
 
     def interval(mean: np.ndarray, values: np.ndarray) -> Interval:
         low, high = np.quantile(values, levels)
-        return Interval(mean=float(mean), low=float(low), high=float(high), num_tasks=n)
+        return Interval(mean=float(mean), low=float(low), high=float(high), num_tasks=len(tasks))
 
     sides = [_share(side, tasks, means) for side, means in ((before, old), (after, new))]
     return FormSplit(

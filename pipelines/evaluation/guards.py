@@ -14,10 +14,10 @@ from typing import Literal
 
 from pipelines.config.figures import FIGURES
 from pipelines.config.sections import GuardsConfig
-from pipelines.evaluation.statistics import Interval, Outcomes, paired_interval, paired_ratio
+from pipelines.evaluation.statistics import Families, Interval, Outcomes, paired_bootstrap, paired_ratio
 from serve_apps.plain_signs import in_plain_signs
 from serve_apps.thinking import after_thinking
-from stores.types import Cause, Trace
+from stores.types import Cause, Trace, families
 from stores.world_calls import num_world_calls, num_world_steps
 
 REFUSAL = re.compile(
@@ -73,6 +73,7 @@ def check_guards(
 ) -> list[Guarded]:
     """Checks every guard that is set and of which both sides have a figure, on the tasks that both played."""
     results = []
+    family_of = families(trace.task for trace in champion)
     for name, value in VALUES.items():
         margin = getattr(config, name)
         if margin is None:
@@ -83,7 +84,7 @@ def check_guards(
             continue
         pair = {task: new[task] for task in both}, {task: old[task] for task in both}
         figure = FIGURES[name]
-        interval = _compared(*pair, by=figure.compared_by, confidence=confidence, seed=seed)
+        interval = _compared(*pair, by=figure.compared_by, families=family_of, confidence=confidence, seed=seed)
         if interval is None:
             continue
         limit = 1 + margin if figure.compared_by == "ratio" else margin if figure.worse == "higher" else -margin
@@ -104,13 +105,17 @@ def is_refusal(answer: str) -> bool:
 
 
 def _compared(
-    new: Outcomes, old: Outcomes, *, by: Literal["difference", "ratio"], confidence: float, seed: int
+    new: Outcomes,
+    old: Outcomes,
+    *,
+    by: Literal["difference", "ratio"],
+    families: Families,
+    confidence: float,
+    seed: int,
 ) -> Interval | None:
     """Compares the two teams; None where there is nothing to divide by: the champion calls no tool."""
-    if by == "ratio":
-        return paired_ratio(new, old, confidence=confidence, seed=seed)
-    unseen = (0.0, 0.0)  # what never changed is not held to have changed in tasks that were not drawn
-    return paired_interval(new, old, confidence=confidence, seed=seed, bounds=unseen)
+    compare = paired_ratio if by == "ratio" else paired_bootstrap
+    return compare(new, old, families=families, confidence=confidence, seed=seed)
 
 
 def _state(interval: Interval, limit: float, *, worse: str) -> Literal["holds", "broken", "unclear"]:

@@ -20,5 +20,6 @@ def measure_on_test_tasks(run: Run, models: Models, *, iteration: int, progress:
         outcomes={task: tuple(outcomes) for task, outcomes in played.outcomes.items()},
         sampling_seconds=played.sampled.sampling_seconds,
         num_tokens=played.sampled.num_tokens,
+        families=played.families,
         control=play_control(run, played, progress=progress),
     )

@@ -12,7 +12,7 @@ from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit, counts_by_cause, per_agent
 from pipelines.run.serving import app_names, capacities, serve
 from stores.stage_results import TeamScore
-from stores.types import EpisodeStatus, Purpose, Task, Trace
+from stores.types import EpisodeStatus, Purpose, Task, Trace, families
 
 
 class Played:
@@ -30,8 +30,7 @@ class Played:
         """The missing ones."""
         self.num_failed = len(self.failed)
         self.causes = counts_by_cause(traces)
-        self.source_of = {t.task.task_id: t.task.source for t in traces}
-        """Data set of every task that was played, in the order of its first episode."""
+        self.families = families(t.task for t in traces)
         self.rewards = assign_credit(run, self.traces)
         self._all = traces
         self.ok_share = sum(t.status is EpisodeStatus.OK for t in traces) / max(1, len(traces))
@@ -76,7 +75,9 @@ class Played:
 
     def _interval(self, run: Run, outcomes: Mapping[str, list[float]]) -> Interval:
         settings = run.config.evaluate
-        return mean_interval(outcomes, seed=run.config.seed, num_samples=settings.bootstrap_samples)
+        return mean_interval(
+            outcomes, families=self.families, seed=run.config.seed, num_samples=settings.bootstrap_samples
+        )
 
 
 def play_team(

@@ -16,11 +16,16 @@ def form_of_gain(run: Run) -> dict[str, Any] | None:
     Keys: `before` and `after` (the fields of `FormShare`), `gain`, `form` and `substance` with their intervals. The episodes
     are those that count in the accuracy, scored by the run's present credit rule.
     """
-    measured = [run.iteration(number).find(Measured) for number in (0, run.config.iterations)]
-    sides = [_judged(run, each) for each in measured if each is not None]
-    if len(sides) < 2:
+    before, after = (run.iteration(number).find(Measured) for number in (0, run.config.iterations))
+    if before is None or after is None:
         return None
-    split = split_gain(*sides, seed=run.config.seed, num_samples=run.config.evaluate.bootstrap_samples)
+    split = split_gain(
+        _judged(run, before),
+        _judged(run, after),
+        families=after.families,
+        seed=run.config.seed,
+        num_samples=run.config.evaluate.bootstrap_samples,
+    )
     if split is None:
         return None
     return {

@@ -20,6 +20,7 @@ def team_over_control(run: Run, measured: Measured) -> dict[str, Any] | None:
         gain = paired_interval(
             {task: list(measured.outcomes[task]) for task in both},
             {task: list(control.outcomes[task]) for task in both},
+            families=measured.families,
             seed=run.config.seed,
             num_samples=run.config.evaluate.bootstrap_samples,
         )

@@ -346,6 +346,7 @@ def _delta(run: Run, before: Measured | None, after: Measured | None) -> Interva
     return paired_interval(
         {task: list(after.outcomes[task]) for task in both},
         {task: list(before.outcomes[task]) for task in both},
+        families=after.families,
         seed=run.config.seed,
         num_samples=run.config.evaluate.bootstrap_samples,
     )

@@ -157,6 +157,7 @@ def _scores(run: Run, alone: Run, side: _Side) -> tuple[list[AloneScore], float]
     score = partial(
         alone_score,
         team=side.team.outcomes,
+        families=side.team.families,
         is_trained=side.is_trained,
         seed=run.config.seed,
         num_samples=evaluate.bootstrap_samples,

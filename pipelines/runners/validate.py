@@ -14,6 +14,7 @@ from pipelines.config.messages import near
 from pipelines.config.rules.training import EPISODE_ALGORITHMS
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
+from pipelines.evaluation.statistics import check_independent
 from pipelines.models.folder import check_model_folder
 from pipelines.runners.model_plan import plan_lines
 from pipelines.runners.task_checks import TaskForms, try_worlds, unread_notes
@@ -26,7 +27,7 @@ from serve_apps.parsers import Parsers
 from serve_apps.workflow import Workflow, load_object, load_workflow
 from serve_apps.workflows.alone import task_input
 from stores.model_folder import Tensors, read_tensors, why_windowed
-from stores.types import Task
+from stores.types import Task, families
 from train_loops.config import BASELINE_ALGORITHMS
 
 
@@ -168,6 +169,8 @@ def check_tasks(config: RunConfig, *, check: Check | None = None) -> None:
         )
     if "gate" not in sections:
         raise ValueError("tasks.gate is missing: evaluate needs tasks that training never sees")
+    if config.evaluate.test == "mcnemar":
+        check_independent([task.task_id for task in sections["gate"]], families(sections["gate"]))
 
 
 def _check_models(config: RunConfig, workflow: Workflow) -> list[str]:

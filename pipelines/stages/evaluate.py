@@ -13,16 +13,23 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from pipelines.credit.rule import worst_outcome
 from pipelines.episodes.sampling import Progress
-from pipelines.evaluation.confidence_sequence import paired_sequence
 from pipelines.evaluation.gate import Evidence, Verdict, decide_promotion
 from pipelines.evaluation.guards import check_guards
 from pipelines.evaluation.missing import worst_case
 from pipelines.evaluation.played import Played, play_team, versions_of
-from pipelines.evaluation.statistics import Interval, Outcomes, exact_interval, paired_interval
+from pipelines.evaluation.statistics import (
+    Families,
+    Interval,
+    Outcomes,
+    exact_interval,
+    paired_interval,
+    paired_sequence,
+)
 from pipelines.evaluation.teams import (
     Contender,
     Models,
@@ -35,7 +42,7 @@ from pipelines.run.run import Run, plain
 from pipelines.run.serving import serve
 from pipelines.tasks.splits import task_slice
 from stores.stage_results import Evaluated, Gain
-from stores.types import Purpose, Task
+from stores.types import Purpose, Task, families
 
 NewGroups = tuple[str, ...]
 """The model groups in which a contender differs from the champion: what identifies it in one evaluation."""
@@ -104,7 +111,7 @@ Play = Callable[[Models, list[Task]], Played]
 
 def _look_until_sure(run: Run, candidate: Models, champion: Models, tasks: list[Task], play: Play) -> Evaluated:
     """Looks at ever more tasks until the gate's verdict is clear or there are no more."""
-    sizes = look_sizes(len(tasks), run.config.evaluate.tasks_per_look)
+    sizes = look_sizes(tasks, run.config.evaluate.tasks_per_look)
     cross_play = run.config.promote.cross_play
     contenders = first_contenders(candidate, champion, cross_play=cross_play)
     seconds, num_tokens = 0.0, 0
@@ -112,6 +119,7 @@ def _look_until_sure(run: Run, candidate: Models, champion: Models, tasks: list[
         examine = partial(
             _examine,
             run,
+            tasks[:num_tasks],
             planned=len(tasks) if len(sizes) > 1 else None,
             num_looks=len(sizes),
             num_contenders=num_possible(candidate, champion, cross_play=cross_play),
@@ -182,33 +190,46 @@ def _evaluated(run: Run, look: _Look, contenders: Sequence[Contender], *, num_lo
     )
 
 
-def look_sizes(num_tasks: int, per_look: int | None) -> list[int]:
-    """Numbers of tasks after which the gate is asked."""
-    if per_look is None or per_look >= num_tasks:
-        return [num_tasks]
-    return [*range(per_look, num_tasks, per_look), num_tasks]
+def look_sizes(tasks: Sequence[Task], per_look: int | None) -> list[int]:
+    """Numbers of tasks after which the gate is asked; the first that do not cut through a family, which stands together."""
+    if per_look is None:
+        return [len(tasks)]
+    family_of = families(tasks)
+    sizes: list[int] = []
+    for size, (last, following) in enumerate(pairwise(tasks), 1):
+        is_one_family = last.task_id in family_of and family_of[last.task_id] == family_of.get(following.task_id)
+        if size - (sizes[-1] if sizes else 0) >= per_look and not is_one_family:
+            sizes.append(size)
+    return [*sizes, len(tasks)]
 
 
 def _examine(
-    run: Run, old: Played, new: Played, *, planned: int | None, num_looks: int, num_contenders: int
+    run: Run,
+    tasks: Sequence[Task],
+    old: Played,
+    new: Played,
+    *,
+    planned: int | None,
+    num_looks: int,
+    num_contenders: int,
 ) -> Evidence:
-    """The evidence on a team that played the champion's tasks.
+    """The evidence on a team that played the champion's tasks, which come in the order of play.
 
     The chance of an error that `evaluate.confidence` allows is divided among all intervals that are looked at (Bonferroni).
     A confidence sequence, which is used where several looks are `planned`, holds for all of them by itself.
     """
     settings = run.config.evaluate
     error_chance = (1 - settings.confidence) / num_contenders
-    both = new.outcomes.keys() & old.outcomes.keys()
-    pair = {t: o for t, o in new.outcomes.items() if t in both}, {t: old.outcomes[t] for t in new.outcomes if t in both}
+    both = [t.task_id for t in tasks if t.task_id in new.outcomes and t.task_id in old.outcomes]
+    pair = {t: new.outcomes[t] for t in both}, {t: old.outcomes[t] for t in both}
     filled = worst_case(
         new.outcomes,
         old.outcomes,
-        tasks=[*new.outcomes, *new.source_of, *old.source_of],
+        tasks=[t.task_id for t in tasks],
         episodes_per_task=settings.episodes_per_task,
         lost=worst_outcome(run.credit),
     )
-    compare = partial(_interval, run, planned=planned, confidence=1 - error_chance)
+    compare = partial(_interval, run, families=families(tasks), planned=planned, confidence=1 - error_chance)
     bound = compare(*filled) if filled != pair else None
     gain = compare(*pair) if both else bound
     guards = check_guards(
@@ -224,36 +245,49 @@ def _examine(
         not_ok=new.not_ok(run) if new.ok_share < run.config.promote.min_ok_share else "",
         format_shares={agent: figures["format_share"] for agent, figures in new.score(run).agents.items()},
         guards=guards,
-        sources=_gain_by_source(run, new.source_of, *filled, error_chance=error_chance / num_looks),
+        sources=_gain_by_source(run, tasks, *filled, error_chance=error_chance / num_looks),
         bound=bound,
         num_missing=(new.num_failed, old.num_failed),
     )
 
 
-def _interval(run: Run, new: Outcomes, old: Outcomes, *, planned: int | None, confidence: float) -> Interval:
+def _interval(
+    run: Run, new: Outcomes, old: Outcomes, *, families: Families, planned: int | None = None, confidence: float
+) -> Interval:
     """The interval of the gain. Args: planned: tasks of all looks where there are several; None for one look."""
     if planned is not None:
-        return paired_sequence(new, old, planned=planned, confidence=confidence)
-    if run.config.evaluate.test == "mcnemar":
-        return exact_interval(new, old, confidence=confidence)
-    return _bootstrapped(run, new, old, confidence=confidence)
+        return paired_sequence(new, old, planned=planned, families=families, confidence=confidence)
+    settings = run.config.evaluate
+    if settings.test == "mcnemar":
+        return exact_interval(new, old, families=families, confidence=confidence)
+    return paired_interval(
+        new,
+        old,
+        families=families,
+        seed=run.config.seed,
+        num_samples=settings.bootstrap_samples,
+        confidence=confidence,
+    )
 
 
 def _gain_by_source(
-    run: Run, source_of: Mapping[str, str], new: Outcomes, old: Outcomes, *, error_chance: float
+    run: Run, tasks: Sequence[Task], new: Outcomes, old: Outcomes, *, error_chance: float
 ) -> dict[str, Interval]:
     """The gain on the tasks of each data set, missing episodes against the candidate; empty where there is one only."""
-    sources = sorted(set(source_of.values()))
-    gains = {}
-    for source in sources if len(sources) > 1 else ():
-        parts = ({t: o for t, o in side.items() if source_of.get(t) == source} for side in (new, old))
-        gains[source] = _bootstrapped(run, *parts, confidence=1 - error_chance / len(sources))
-    return gains
-
-
-def _bootstrapped(run: Run, new: Outcomes, old: Outcomes, *, confidence: float) -> Interval:
-    num_samples = run.config.evaluate.bootstrap_samples
-    return paired_interval(new, old, seed=run.config.seed, num_samples=num_samples, confidence=confidence)
+    of_source: dict[str, list[Task]] = {}
+    for task in tasks:
+        of_source.setdefault(task.source, []).append(task)
+    if len(of_source) < 2:
+        return {}
+    return {
+        source: _interval(
+            run,
+            *({t.task_id: side[t.task_id] for t in own} for side in (new, old)),
+            families=families(own),
+            confidence=1 - error_chance / len(of_source),
+        )
+        for source, own in sorted(of_source.items())
+    }
 
 
 def _gain(interval: Interval | None) -> Gain | None:
@@ -272,4 +306,4 @@ def decision_tasks(run: Run, iteration: int) -> list[Task]:
             return tasks
         count = len(tasks)  # all, in an order by chance: the first tasks of a sorted file say nothing of the others
     number = math.ceil(iteration / settings.every)
-    return task_slice(tasks, number=number, count=count, seed=f"gate/{run.config.seed}")
+    return task_slice(tasks, number=number, count=count, seed=f"gate/{run.config.seed}", families=families(tasks))

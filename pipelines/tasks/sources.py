@@ -17,7 +17,7 @@ from pipelines.tasks.splits import comparable, part_of, settings_of
 from pipelines.tasks.task_fields import read_task
 from pipelines.tasks.task_files import read_rows
 from serve_apps.workflow import load_object
-from stores.types import Task
+from stores.types import FAMILY, Task, families
 
 Check = Callable[[Task, str], None]
 """Raises ValueError for a task, with its location."""
@@ -71,12 +71,17 @@ def _filed(source: TaskSourceConfig, section: str) -> Iterator[tuple[str, Task]]
     path = Path(source.path)
     tasks = ((at, read_task(row, at, path.stem)) for at, row in read_rows(path, f"tasks.{section}"))
     part = source.split or section
-    mine = ((at, task) for at, task in tasks if not source.shares or part_of(task.task_id, source.shares) == part)
+    mine = ((at, task) for at, task in tasks if not source.shares or _part(task, source.shares) == part)
     yield from islice(mine, source.count)
 
 
+def _part(task: Task, shares: Mapping[str, float]) -> str:
+    """Returns the part of a file that a task belongs to: all variants of one problem to the same."""
+    return part_of(families([task]).get(task.task_id, task.task_id), shares)
+
+
 def check_disjoint(sections: Mapping[str, Sequence[Task]]) -> None:
-    """Raises ValueError if two sections share a task: a training task must not be an evaluation task. Ids may repeat.
+    """Raises ValueError if two sections share a task or a family: what is trained on must not be evaluated on. Ids may repeat.
 
     Tasks are compared as by `are_one_task`. The time is linear in the tasks, for each pair of sets of setting names that tasks
     with one prompt have; those of one source mostly have the same names.
@@ -88,6 +93,19 @@ def check_disjoint(sections: Mapping[str, Sequence[Task]]) -> None:
     for same in of_prompt.values():
         if len({section for section, _ in same}) > 1:
             _check_settings_differ(same)
+    _check_families_apart(sections)
+
+
+def _check_families_apart(sections: Mapping[str, Sequence[Task]]) -> None:
+    first: dict[str, tuple[str, str]] = {}
+    for section, tasks in sections.items():
+        for task_id, family in families(tasks).items():
+            other, other_id = first.setdefault(family, (section, task_id))
+            if other != section:
+                raise ValueError(
+                    f"tasks.{other} and tasks.{section} share the family {family!r} (ids {other_id!r} and {task_id!r}): variants of one "
+                    f"problem belong in one section; where these are different problems, give them different names in `{FAMILY}`"
+                )
 
 
 def _check_settings_differ(tasks: Sequence[tuple[str, Task]]) -> None:

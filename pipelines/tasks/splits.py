@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
+from itertools import chain
 from typing import Any, TypeVar
 
 from serve_apps.reference_fields import public_task
@@ -104,13 +105,21 @@ def draw_tasks(draw: Callable[[random.Random, int], Task | None], *, seed: int, 
     return list(tasks.values())
 
 
-def task_slice(tasks: Sequence[Task], *, number: int, count: int, seed: str) -> list[Task]:
+def task_slice(
+    tasks: Sequence[Task], *, number: int, count: int, seed: str, families: Mapping[str, str] | None = None
+) -> list[Task]:
     """The tasks of slice `number`, counted from 1: each pass over the set is a new seeded order.
 
     No task comes twice within a slice, nor within a pass. `count` must not be above the number of tasks.
+
+    Args:
+        families: by task id, which tasks stand beside one another in that order.
     """
     slices_per_pass = len(tasks) // count
     pass_number, position = divmod(number - 1, slices_per_pass)
-    order = list(tasks)
+    together: dict[str, list[Task]] = {}
+    for task in tasks:
+        together.setdefault((families or {}).get(task.task_id, task.task_id), []).append(task)
+    order = list(together.values())
     random.Random(f"{seed}/{pass_number}").shuffle(order)
-    return order[position * count : (position + 1) * count]
+    return list(chain.from_iterable(order))[position * count : (position + 1) * count]

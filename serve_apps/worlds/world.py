@@ -12,6 +12,7 @@ from serve_apps.episode_clock import EpisodeClock
 from serve_apps.worlds.environment import Environment
 from serve_apps.worlds.seen import Seen, checked
 from serve_apps.worlds.workers import workers_of
+from stores.types import FAMILY
 
 Live = Callable[[], Awaitable[dict[str, Any]]]
 Record = Callable[[Mapping[str, Any], Live], Awaitable[tuple[int, Mapping[str, Any]]]]
@@ -47,7 +48,9 @@ class World:
         clock: of the episode; it stands still while the world waits for a worker. held: the worlds that the episode has open.
         """
         self._clock, self._held = clock, held
-        self._name, self._environment, self._settings, self._record = name, environment, dict(settings), record
+        self._name, self._environment, self._record = name, environment, record
+        # `tools.home(**task.metadata)` is how a world is opened, and a task's family is none of its settings.
+        self._settings = {key: value for key, value in settings.items() if key != FAMILY}
         self._stack = AsyncExitStack()
         self._session: Session | None = None
         self.seen: Seen

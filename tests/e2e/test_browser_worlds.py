@@ -16,6 +16,7 @@ import pytest
 from pipelines.config.run_config import load_config
 from pipelines.examples.miniwob.tasks import PAGES
 from pipelines.run.run import Run
+from pipelines.tasks.splits import settings_of
 from stores.types import Cause, EpisodeStatus, Trace
 from stores.world_calls import is_world_call
 from tests.e2e.local_runs import COMMAND
@@ -78,6 +79,6 @@ def test_steps_are_events_between_the_turns_of_reader_and_actor(collected: list[
     for trace in collected:
         first, *steps = trace.tool_calls
         assert all(map(is_world_call, trace.tool_calls))
-        assert first.request == {"world": 0, "reset": dict(trace.task.metadata)}
+        assert first.request == {"world": 0, "reset": settings_of(trace.task)}
         acted = {turn.turn_index for turn in trace.turns if turn.agent == "actor"}
         assert all(max(step.parents) in acted for step in steps)

@@ -18,6 +18,7 @@ import pytest
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
+from pipelines.tasks.splits import settings_of
 from stores.types import Cause, EpisodeStatus, Trace
 from stores.world_calls import is_world_call
 from tests.chaos import victims
@@ -155,7 +156,7 @@ def test_steps_are_events_between_the_turns_and_every_room_is_the_tasks(trained:
         assert trace.status is EpisodeStatus.OK, trace.error
         first, *steps = trace.tool_calls
         assert all(map(is_world_call, trace.tool_calls))
-        assert first.request == {"world": 0, "reset": dict(trace.task.metadata)}
+        assert first.request == {"world": 0, "reset": settings_of(trace.task)}
         acted = {turn.turn_index for turn in trace.turns if turn.agent == "actor"}
         assert all(max(step.parents) in acted for step in steps)
         assert len(steps) == len(acted) <= 14

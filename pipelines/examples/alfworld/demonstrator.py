@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping
 
 from pipelines.examples.alfworld.games import LAMP, LAMP_PLACE, STATIONS, make_room
+from pipelines.tasks.splits import settings_of
 from stores.types import Task
 
 SHARE_CARELESS_PLAN, SHARE_CARELESS_ACT = 0.1, 0.1
@@ -26,7 +27,7 @@ def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.R
 
 
 def _goal(task: Task, holding: str, rng: random.Random) -> str:
-    room = make_room(**task.metadata)
+    room = make_room(**settings_of(task))
     last = f"look at {room.thing}" if room.kind == "look" else f"put {room.thing} in {room.target}"
     if rng.random() < SHARE_CARELESS_PLAN:
         return last

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from hashlib import sha256
 
 from pipelines.examples.alfworld.games import KINDS, Room, make_room
 from pipelines.examples.household.workflow import DONE
 from pipelines.tasks.splits import draw_tasks, part_of
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 SHARES = {"train": 0.5, "gate": 0.2, "test": 0.25, "sentinel": 0.05}
 """Approximate share of all rooms in each split."""
@@ -35,7 +36,12 @@ def generate(*, seed: int, split: str, count: int, kinds: Sequence[str] = tuple(
 
 def split_of(room: Room) -> str:
     """Returns the split of a room, which depends on its places and on where its things are."""
-    return part_of(repr((room.places, sorted(room.things.items()))), SHARES, rest="train")
+    return part_of(_family(room), SHARES, rest="train")
+
+
+def _family(room: Room) -> str:
+    """Returns what a room has in common with others of the same places and things."""
+    return repr((room.places, sorted(room.things.items())))
 
 
 def _task(number: int, room: Room) -> Task:
@@ -44,5 +50,5 @@ def _task(number: int, room: Room) -> Task:
         prompt=room.task,
         answers=(DONE,),
         source=room.kind,
-        metadata={"seed": number, "kind": room.kind},
+        metadata={"seed": number, "kind": room.kind, FAMILY: sha256(_family(room).encode()).hexdigest()[:16]},
     )

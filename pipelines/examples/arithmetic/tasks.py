@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from pipelines.tasks.splits import part_of
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 SHARES = {"train": 0.66, "gate": 0.12, "test": 0.18, "sentinel": 0.04}
 """Approximate share of all problems in each split."""
@@ -45,9 +45,20 @@ def generate(
 
 def split_of(a: int, b: int, c: int) -> str:
     """Returns the split of a problem, which does not depend on seed, range or machine."""
-    return part_of(f"{a}+{min(b, c)}*{max(b, c)}", SHARES, rest="train")
+    return part_of(_family(a, b, c), SHARES, rest="train")
+
+
+def _family(a: int, b: int, c: int) -> str:
+    """Returns what a problem has in common with the one whose factors are exchanged."""
+    return f"{a}+{min(b, c)}*{max(b, c)}"
 
 
 def _task(a: int, b: int, c: int, template: str) -> Task:
     prompt = template.replace("{a}", str(a)).replace("{b}", str(b)).replace("{c}", str(c))
-    return Task(task_id=f"arithmetic-{a}+{b}*{c}", prompt=prompt, answers=(str(a + b * c),), source="arithmetic")
+    return Task(
+        task_id=f"arithmetic-{a}+{b}*{c}",
+        prompt=prompt,
+        answers=(str(a + b * c),),
+        source="arithmetic",
+        metadata={FAMILY: _family(a, b, c)},
+    )

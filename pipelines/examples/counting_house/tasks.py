@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 from pipelines.tasks.splits import part_of
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 SHARES = {"train": 0.6, "gate": 0.15, "test": 0.2, "sentinel": 0.05}
 """Approximate share of all tasks in each split."""
@@ -42,12 +42,21 @@ def generate(
 
 def split_of(piles: list[tuple[int, int]]) -> str:
     """Returns the split of a task, which does not depend on seed, range or machine."""
-    return part_of(repr(sorted(piles)), SHARES, rest="train")
+    return part_of(_family(piles), SHARES, rest="train")
+
+
+def _family(piles: list[tuple[int, int]]) -> str:
+    """Returns what a task has in common with those whose piles lie in another order."""
+    return repr(sorted(piles))
 
 
 def _task(piles: list[tuple[int, int]]) -> Task:
     prompt = " ".join(f"{good}+{bad}" for good, bad in piles)
     total = sum(good for good, _ in piles)
     return Task(
-        task_id=f"counting-house-{prompt.replace(' ', '-')}", prompt=prompt, answers=(str(total),), source="coins"
+        task_id=f"counting-house-{prompt.replace(' ', '-')}",
+        prompt=prompt,
+        answers=(str(total),),
+        source="coins",
+        metadata={FAMILY: _family(piles)},
     )

@@ -10,6 +10,7 @@ import random
 from collections.abc import Mapping
 
 from pipelines.examples.household.world import CHANGES, LAMP, PLACES, THINGS, make_room
+from pipelines.tasks.splits import settings_of
 from stores.types import Task
 
 SHARE_CARELESS_PLAN, SHARE_CARELESS_ACT = 0.15, 0.12
@@ -23,7 +24,7 @@ def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.R
 
 
 def _goal(task: Task, holding: str, rng: random.Random) -> str:
-    room = make_room(**task.metadata)
+    room = make_room(**settings_of(task))
     thing = room.thing
     last = f"use desklamp 1 with {thing}" if room.kind == "look" else f"put {thing} in {room.target}"
     if rng.random() < SHARE_CARELESS_PLAN:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pipelines.examples.household.workflow import DONE
 from pipelines.examples.household.world import KINDS, Room, make_room
 from pipelines.tasks.splits import draw_tasks, part_of
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 SHARES = {"train": 0.5, "gate": 0.2, "test": 0.25, "sentinel": 0.05}
 """Approximate share of all sets of places in each split."""
@@ -40,7 +40,12 @@ def generate(
 
 def split_of(room: Room) -> str:
     """Returns the split of a room, which depends on its places only."""
-    return part_of(repr(sorted(room.places)), SHARES, rest="train")
+    return part_of(_family(room), SHARES, rest="train")
+
+
+def _family(room: Room) -> str:
+    """Returns what a room has in common with others of the same places."""
+    return repr(sorted(room.places))
 
 
 def _task(number: int, room: Room) -> Task:
@@ -49,5 +54,5 @@ def _task(number: int, room: Room) -> Task:
         prompt=room.task,
         answers=(DONE,),
         source=room.kind,
-        metadata={"seed": number, "kind": room.kind},
+        metadata={"seed": number, "kind": room.kind, FAMILY: _family(room)},
     )

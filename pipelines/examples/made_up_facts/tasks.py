@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any
 
 from pipelines.tasks.splits import part_of
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 ONSETS = ("b", "d", "f", "g", "h", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z")
 VOWELS = ("a", "e", "i", "o", "u")
@@ -87,10 +87,10 @@ def generate(seed: int, split: str, count: int, hops: str = "both", **world: Any
         if split_of(name) != split:
             continue
         if hops != "two":
-            tasks.append(_task(f"Where does {name} live?", town, "one_hop"))
-            tasks.append(_task(f"What is the job of {name}?", job, "one_hop"))
+            tasks.append(_task(f"Where does {name} live?", town, "one_hop", name))
+            tasks.append(_task(f"What is the job of {name}?", job, "one_hop", name))
         if hops != "one":
-            tasks.append(_task(f"In which country does {name} live?", built.towns[town], "two_hop"))
+            tasks.append(_task(f"In which country does {name} live?", built.towns[town], "two_hop", name))
     if count > len(tasks):
         raise ValueError(
             f"made_up_facts: split {split!r} holds {len(tasks)} questions, {count} were asked for: lower `count`, or "
@@ -104,8 +104,14 @@ def split_of(name: str) -> str:
     return part_of(name, SHARES, rest="train")
 
 
-def _task(question: str, answer: str, source: str) -> Task:
-    return Task(task_id=sha256(question.encode()).hexdigest()[:16], prompt=question, answers=(answer,), source=source)
+def _task(question: str, answer: str, source: str, name: str) -> Task:
+    return Task(
+        task_id=sha256(question.encode()).hexdigest()[:16],
+        prompt=question,
+        answers=(answer,),
+        source=source,
+        metadata={FAMILY: name},
+    )
 
 
 def _names(rng: random.Random, count: int, num_syllables: int, taken: set[str] | None = None) -> list[str]:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from pipelines.tasks.splits import draw_tasks, part_of
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 PAGES = ("click-test-2", "click-button", "enter-text", "click-checkboxes")
 """Those that the demonstrator knows."""
@@ -25,9 +25,13 @@ def generate(*, seed: int, split: str, count: int, pages: Sequence[str] = PAGES)
 
     def draw(dice: random.Random, num_tasks: int) -> Task | None:
         page, number = pages[num_tasks % len(pages)], dice.randrange(MAX_SEED)
-        return _task(page, number) if part_of(f"{page}/{number}", SHARES, rest="train") == split else None
+        return _task(page, number) if part_of(_family(page, number), SHARES, rest="train") == split else None
 
     return draw_tasks(draw, seed=seed, split=split, count=count)
+
+
+def _family(page: str, seed: int) -> str:
+    return f"{page}/{seed}"
 
 
 def _task(page: str, seed: int) -> Task:
@@ -36,5 +40,5 @@ def _task(page: str, seed: int) -> Task:
         prompt=PROMPT,
         answers=("1",),
         source=page,
-        metadata={"page": page, "seed": seed},
+        metadata={"page": page, "seed": seed, FAMILY: _family(page, seed)},
     )

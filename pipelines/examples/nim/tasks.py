@@ -11,7 +11,7 @@ from itertools import product
 from pipelines.examples.nim.workflow import CHALLENGER, RIVAL
 from pipelines.examples.nim.world import is_won_by_who_begins
 from pipelines.tasks.splits import part_of
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 SHARES = {"train": 0.5, "gate": 0.22, "test": 0.22, "sentinel": 0.06}
 """Approximate share of all sets of heaps, in any order, in each split."""
@@ -24,15 +24,18 @@ def generate(*, seed: int, split: str, count: int, most: int = 9) -> list[Task]:
     """
     if split not in SHARES:
         raise ValueError(f"nim: split {split!r} does not exist: use one of {', '.join(SHARES)}")
-    heaps = [
-        h for h in product(range(1, most + 1), repeat=3) if part_of(repr(sorted(h)), SHARES, rest="train") == split
-    ]
+    heaps = [h for h in product(range(1, most + 1), repeat=3) if part_of(_family(h), SHARES, rest="train") == split]
     if count > len(heaps):
         raise ValueError(
             f"nim: split {split!r} has {len(heaps)} tasks of heaps up to {most}, not {count}: raise `most`"
         )
     random.Random(f"{seed}/{split}").shuffle(heaps)
     return [_task(one) for one in heaps[:count]]
+
+
+def _family(heaps: tuple[int, ...]) -> str:
+    """Returns what a beginning has in common with those whose heaps lie in another order."""
+    return repr(sorted(heaps))
 
 
 def _task(heaps: tuple[int, ...]) -> Task:
@@ -42,5 +45,5 @@ def _task(heaps: tuple[int, ...]) -> Task:
         prompt=f"Win from {' '.join(map(str, heaps))}",
         answers=(CHALLENGER,),
         source="begins" if players[0] == CHALLENGER else "second",
-        metadata={"heaps": list(heaps), "players": players},
+        metadata={"heaps": list(heaps), "players": players, FAMILY: _family(heaps)},
     )

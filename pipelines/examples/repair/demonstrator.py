@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from pipelines.examples.repair.tasks import SWAPS, Made, make_repository
 from pipelines.examples.repair.workflow import AGAIN, SUBMIT
+from pipelines.tasks.splits import settings_of
 from stores.types import Task
 
 SHARE_CARELESS = {"locator": 0.2, "coder": 0.3, "verifier": 0.3}
@@ -18,7 +19,7 @@ SHARE_CARELESS = {"locator": 0.2, "coder": 0.3, "verifier": 0.3}
 
 def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
     """Returns a completion of `agent` for these inputs; the same `rng` state gives the same text."""
-    made, is_careless = make_repository(**task.metadata), rng.random() < SHARE_CARELESS[agent]
+    made, is_careless = make_repository(**settings_of(task)), rng.random() < SHARE_CARELESS[agent]
     if agent == "locator":
         path = rng.choice(sorted(made.repaired)) if is_careless else made.path
         return f"<FILE>{path}</FILE><FUNCTION>{made.issue.partition('(')[0]}</FUNCTION>"

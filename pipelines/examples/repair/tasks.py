@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from hashlib import sha256
 from typing import Any
 
 from pipelines.examples.repair.library import LIBRARY, Function
 from pipelines.tasks.splits import part_of
 from serve_apps.repository.repository import REPAIRED
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 SHARES = {"train": 0.5, "gate": 0.2, "test": 0.25, "sentinel": 0.05}
 """Approximate share of all repositories in each split."""
@@ -59,7 +60,12 @@ def generate(*, seed: int, split: str, count: int) -> list[Task]:
 
 def split_of(made: Made) -> str:
     """Returns the split of a repository, which depends on its fault only: agents that know the fault need no other file."""
-    return part_of(f"{made.path}/{made.fault}", SHARES, rest="train")
+    return part_of(_family(made), SHARES, rest="train")
+
+
+def _family(made: Made) -> str:
+    """Returns what a repository has in common with others of the same fault."""
+    return f"{made.path}/{made.fault}"
 
 
 @lru_cache(maxsize=4096)
@@ -147,5 +153,8 @@ def _task(number: int, made: Made) -> Task:
         prompt=made.issue,
         answers=(REPAIRED,),
         source=made.path.removesuffix(".py"),
-        metadata={"seed": number},
+        metadata={
+            "seed": number,
+            FAMILY: sha256(_family(made).encode()).hexdigest()[:16],
+        },  # agents may not see the fault
     )

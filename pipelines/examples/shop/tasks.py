@@ -6,7 +6,7 @@ import random
 
 from pipelines.examples.shop.world import make_wish
 from pipelines.tasks.splits import part_of
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 SHARES = {"train": 0.55, "gate": 0.2, "test": 0.2, "sentinel": 0.05}
 """Approximate share of all wishes, whatever their highest price, in each split."""
@@ -25,8 +25,9 @@ def generate(*, seed: int, split: str, count: int, catalogue: int = 0) -> list[T
     for _ in range(60 * count):
         number = dice.randrange(MAX_SEED)
         wish = make_wish(number, catalogue)
-        if part_of(f"{catalogue}/{wish.kind}/{wish.attribute}/{wish.color}", SHARES, rest="train") == split:
-            metadata = {"seed": number, "catalogue": catalogue}
+        family = f"{catalogue}/{wish.kind}/{wish.attribute}/{wish.color}"
+        if part_of(family, SHARES, rest="train") == split:
+            metadata = {"seed": number, "catalogue": catalogue, FAMILY: family}
             task = Task(
                 task_id=f"shop-{catalogue}-{wish.kind}-{wish.attribute}-{wish.color}-{wish.most}",
                 prompt=str(wish),

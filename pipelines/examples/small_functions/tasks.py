@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from pipelines.tasks.splits import part_of
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 FIRST: dict[str, tuple[str, Callable[[int, int], int]]] = {
     "the sum of a and b": ("a + b", lambda a, b: a + b),
@@ -70,4 +70,10 @@ def _task(one: str, two: str) -> Task:
     }
     prompt = f"Write f(a, b): {one}, {two}."
     name = sha256(prompt.encode()).hexdigest()[:16]
-    return Task(task_id=name, prompt=prompt, answers=(), source="small_functions", metadata={"tests": tests})
+    return Task(
+        task_id=name,
+        prompt=prompt,
+        answers=(),
+        source="small_functions",
+        metadata={"tests": tests, FAMILY: f"{one}/{two}"},
+    )

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import product
 
 from pipelines.tasks.splits import share_out
-from stores.types import Task
+from stores.types import FAMILY, Task
 
 SIZES = {"test": 200, "gate": 40, "train": 116}
 """Expressions in each split. Few are enough to train: each comes in every wording."""
@@ -35,6 +35,7 @@ def generate(*, seed: int, split: str, count: int) -> list[Task]:
             prompt=WORDINGS[wording].format(x=expression),
             answers=(str(value),),
             source="small_sums",
+            metadata={FAMILY: _problem(expression)},
         )
         for expression, value, own_wording in _split(split)
         for wording in (range(len(WORDINGS)) if split == "train" else [own_wording])
@@ -52,10 +53,11 @@ def _split(split: str) -> list[tuple[str, int, int]]:
     return share_out(items, SIZES, problem=lambda item: _problem(item[0]), dice=draw)[split]
 
 
-def _problem(expression: str) -> tuple[str, ...]:
+def _problem(expression: str) -> str:
     """Returns what an expression has in common with one whose numbers are exchanged and that has the same value."""
     a, sign, b = expression.split()
-    return (sign, a, b) if sign == "-" else (sign, *sorted((a, b)))
+    first, second = (a, b) if sign == "-" else sorted((a, b))
+    return f"{first} {sign} {second}"
 
 
 def expressions() -> Iterator[tuple[str, int]]:
@@ -81,17 +83,21 @@ def generate_chained(*, seed: int, split: str, count: int) -> list[Task]:
         raise ValueError(f"small_sums: split {split!r} with {count} tasks was asked for; there are {CHAINED_SIZES}")
     digits = range(2, 10)
     items = [(a, b, c, s) for a, b, c, s in product(digits, digits, digits, "+-") if s == "+" or a * b > c]
-    parts = share_out(
-        items, CHAINED_SIZES, problem=lambda item: (*sorted(item[:2]), *item[2:]), dice=random.Random("chained_sums")
-    )
+    parts = share_out(items, CHAINED_SIZES, problem=_chained_problem, dice=random.Random("chained_sums"))
     tasks = [
         Task(
             task_id=f"chained-sums-{a}-{b}-{sign}-{c}",
             prompt=f"What is {a} * {b} {sign} {c}?",
             answers=(str(a * b + (c if sign == "+" else -c)),),
             source="chained_sums",
-            metadata={"first": f"{a} * {b}", "then": f"{sign} {c}"},
+            metadata={"first": f"{a} * {b}", "then": f"{sign} {c}", FAMILY: _chained_problem((a, b, c, sign))},
         )
         for a, b, c, sign in parts[split]
     ]
     return random.Random(f"{seed}/{split}").sample(tasks, count)
+
+
+def _chained_problem(item: tuple[int, int, int, str]) -> str:
+    """Returns what a chained sum has in common with the one whose factors are exchanged."""
+    a, b, c, sign = item
+    return f"{min(a, b)} * {max(a, b)} {sign} {c}"

@@ -152,7 +152,7 @@ def test_planted_differences_are_found_and_equal_ones_are_not() -> None:
         for _ in range(20):
             team = {f"t{i}": [float(rng.random() < chance)] for i in range(256)}
             answers = {task: [answer("x", float(rng.random() < 0.6))] for task in team}
-            scores = [alone_score(way, answers, team, **settings) for way in ("majority", "likeliest")]
+            scores = [alone_score(way, answers, team, families={}, **settings) for way in ("majority", "likeliest")]
             wins[better] += winner_of(scores) == better
     assert wins["team"] >= 17 and wins["alone"] >= 17 and wins[""] >= 17
 
@@ -162,6 +162,7 @@ def test_tasks_that_only_one_side_played_are_left_out() -> None:
         "majority",
         {"a": [answer("x", 1.0)], "b": [answer("x", 1.0)]},
         {"a": [0.0, 1.0], "c": [1.0]},
+        families={},
         is_trained=False,
         seed=0,
         num_samples=200,
@@ -169,4 +170,6 @@ def test_tasks_that_only_one_side_played_are_left_out() -> None:
     )
     assert (found.accuracy, found.num_answers, found.team_minus_alone.mean) == (1.0, 1.0, -0.5)
     with pytest.raises(ValueError, match="no task in common"):
-        alone_score("any", {"a": MIXED}, {"c": [1.0]}, is_trained=False, seed=0, num_samples=200, confidence=0.95)
+        alone_score(
+            "any", {"a": MIXED}, {"c": [1.0]}, families={}, is_trained=False, seed=0, num_samples=200, confidence=0.95
+        )

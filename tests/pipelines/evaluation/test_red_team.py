@@ -119,7 +119,8 @@ def verdict(
     alone = {"promote.min_ok_share": 0.0, "promote.guards": guards, "evaluate.bootstrap_samples": 500}
     config = load_config(SMALL, alone | changes)
     run: Any = SimpleNamespace(config=config, credit=MathFinalAnswer(), credit_version="v", seed=0)
-    evidence = _examine(run, played(champion), played(candidate), planned=None, num_looks=1, num_contenders=1)
+    tasks = [trace.task for trace in champion]
+    evidence = _examine(run, tasks, played(champion), played(candidate), planned=None, num_looks=1, num_contenders=1)
     assert evidence.gain is not None and evidence.deciding_gain is not None
     return decide_promotion(config.promote, evidence), evidence.gain, evidence.deciding_gain
 
@@ -227,7 +228,7 @@ def decided_in_looks(champion: Sequence[Trace], candidate: Sequence[Trace]) -> t
     tasks = [trace.task for trace in champion]
     evaluated = _look_until_sure(run, team, parent, tasks, play_tasks)
     examine = partial(_examine, run, planned=len(tasks), num_looks=3, num_contenders=1)
-    found = [examine(played(champion[:size]), played(candidate[:size])) for size in sizes[::2]]
+    found = [examine(tasks[:size], played(champion[:size]), played(candidate[:size])) for size in sizes[::2]]
     return evaluated, [evidence.deciding_gain.low for evidence in found if evidence.deciding_gain]
 
 

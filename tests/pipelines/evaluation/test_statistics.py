@@ -11,6 +11,7 @@ from pipelines.evaluation.statistics import (
     exact_interval,
     interval_over_seeds,
     mean_interval,
+    paired_bootstrap,
     paired_interval,
     paired_ratio,
     pass_at_k,
@@ -73,11 +74,11 @@ def test_without_spread_the_interval_still_has_width() -> None:
 def test_few_tasks_that_differ_decide_nothing() -> None:
     """Three wins and no loss have an exact p of 0.25, and four one of 0.125."""
     for num in (3, 4):
-        few = paired_interval(*wins_and_losses(num, 0, 128 - num), bounds=(-1.0, 1.0))
+        few = paired_interval(*wins_and_losses(num, 0, 128 - num))
         assert few.mean == num / 128 and few.low <= 0
-    many = paired_interval(*wins_and_losses(10, 0, 118), bounds=(-1.0, 1.0))
+    many = paired_interval(*wins_and_losses(10, 0, 118))
     assert many.low > 0
-    equal = paired_interval(*wins_and_losses(0, 0, 128), bounds=(-1.0, 1.0))
+    equal = paired_interval(*wins_and_losses(0, 0, 128))
     assert equal.low == -equal.high < 0
 
 
@@ -163,7 +164,7 @@ def test_the_exact_test_of_teams_that_never_differ_proves_little_when_tasks_are_
 
 
 def test_the_exact_test_refuses_what_is_not_one_outcome_of_0_or_1() -> None:
-    with pytest.raises(ValueError, match=r"task 't0' has the outcomes \[0\.5\].*use evaluate\.test: bootstrap"):
+    with pytest.raises(ValueError, match=r"task 't0' has the outcomes \[0\.5\].*use evaluate\.test: auto"):
         exact_interval(named(np.array([0.5])), named(np.array([1.0])))
     with pytest.raises(ValueError, match=r"outcomes \[1\.0, 0\.0\]"):
         exact_interval({"t0": [1.0, 0.0]}, {"t0": [1.0]})
@@ -193,7 +194,7 @@ def test_both_ends_of_a_percentile_interval_leave_out_the_same_share() -> None:
     ratio = paired_ratio(named(1 + values), named(np.ones(400)))
     crossed = interval_over_seeds([dict(zip(named(values), values.tolist(), strict=True))])
     assert ratio is not None and ratio.num_tasks == crossed.num_tasks == 400
-    for found, middle in ((ratio, 1.0), (crossed, 0.0), (paired_interval(named(values), named(np.zeros(400))), 0.0)):
+    for found, middle in ((ratio, 1.0), (crossed, 0.0), (paired_bootstrap(named(values), named(np.zeros(400))), 0.0)):
         assert (middle - found.low, found.high - middle) == (pytest.approx(width, rel=0.05),) * 2
         assert found.num_tasks == 400
 

@@ -12,6 +12,7 @@ from pipelines.examples.alfworld.demonstrator import demonstrate
 from pipelines.examples.alfworld.games import HOLDS, KINDS, STATIONS, make_room, problem, type_of
 from pipelines.examples.alfworld.tasks import SHARES, generate, split_of
 from pipelines.examples.alfworld.workflow import ROOT
+from pipelines.tasks.splits import settings_of
 
 pytestmark = pytest.mark.fast
 
@@ -45,13 +46,13 @@ def test_every_name_of_a_problem_is_declared_once() -> None:
 def test_no_room_of_one_split_is_in_another() -> None:
     tasks = {split: generate(seed=1, split=split, count=80) for split in SHARES}
     rooms = {
-        split: {repr((r.places, sorted(r.things.items()))) for r in (make_room(**t.metadata) for t in own)}
+        split: {repr((r.places, sorted(r.things.items()))) for r in (make_room(**settings_of(t)) for t in own)}
         for split, own in tasks.items()
     }
     for split, own in rooms.items():
         assert all(own.isdisjoint(rooms[other]) for other in rooms if other != split)
     assert Counter(task.source for task in tasks["train"]) == dict.fromkeys(KINDS, 16)
-    assert {split_of(make_room(**t.metadata)) for t in generate(seed=2, split="test", count=20)} == {"test"}
+    assert {split_of(make_room(**settings_of(t))) for t in generate(seed=2, split="test", count=20)} == {"test"}
     assert generate(seed=1, split="train", count=80) == tasks["train"]
 
 
@@ -68,7 +69,7 @@ def test_what_does_not_exist_is_named() -> None:
 
 def test_the_demonstrator_opens_what_is_closed_and_says_nothing_that_is_impossible() -> None:
     (task,) = generate(seed=0, split="train", count=1, kinds=["heat"])
-    thing = make_room(**task.metadata).thing
+    thing = make_room(**settings_of(task)).thing
     inputs = {"goal": f"find {thing}", "unseen": "fridge 1, microwave 1", "possible": "go to fridge 1, open fridge 1"}
     acts = {demonstrate("actor", task, inputs, random.Random(n)) for n in range(50)}
     assert acts == {"<ACT>open fridge 1</ACT>", "<ACT>go to fridge 1</ACT>"}, "the second is a careless one"

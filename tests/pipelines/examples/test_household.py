@@ -10,6 +10,7 @@ import pytest
 from pipelines.examples.household.demonstrator import demonstrate
 from pipelines.examples.household.tasks import SHARES, generate, split_of
 from pipelines.examples.household.world import KINDS, NOTHING, House, make_room
+from pipelines.tasks.splits import settings_of
 from stores.types import Task
 
 pytestmark = pytest.mark.fast
@@ -24,7 +25,7 @@ class Careful(random.Random):
 
 def play(task: Task, dice: random.Random, *, max_steps: int = 14) -> tuple[House, list[dict[str, Any]]]:
     """Plays planner and actor, as the workflow asks them."""
-    house = House(**task.metadata)
+    house = House(**settings_of(task))
     seen, goal, holding = [house.reset()], "", None
     while not seen[-1]["is_done"] and len(seen) <= max_steps:
         info = seen[-1]["info"]
@@ -101,12 +102,12 @@ def test_the_anchor_is_the_state_whatever_way_led_there() -> None:
 
 def test_no_room_of_one_split_has_the_places_of_a_room_of_another() -> None:
     places = {
-        split: {frozenset(make_room(**task.metadata).places) for task in generate(seed=1, split=split, count=80)}
+        split: {frozenset(make_room(**settings_of(task)).places) for task in generate(seed=1, split=split, count=80)}
         for split in SHARES
     }
     for split, rooms in places.items():
         assert all(rooms.isdisjoint(places[other]) for other in places if other != split)
-    assert {split_of(make_room(**t.metadata)) for t in generate(seed=2, split="test", count=20)} == {"test"}
+    assert {split_of(make_room(**settings_of(t))) for t in generate(seed=2, split="test", count=20)} == {"test"}
     assert generate(seed=1, split="train", count=5) == generate(seed=1, split="train", count=5)
 
 

@@ -15,6 +15,7 @@ from pipelines.examples.nim.demonstrator import demonstrate
 from pipelines.examples.nim.tasks import SHARES, generate
 from pipelines.examples.nim.workflow import CHALLENGER, RIVAL, Duel
 from pipelines.examples.nim.world import Nim, best_move
+from pipelines.tasks.splits import settings_of
 from serve_apps.acting_team import AgentCall
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode_spec import EpisodeSpec
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.test
 
 def game(task: Task, best: str, dice: random.Random) -> str:
     """The winner where the player `best` makes the best moves and the other one any."""
-    nim = Nim(**task.metadata)
+    nim = Nim(**settings_of(task))
     seen = nim.reset()
     while not seen["is_done"]:
         mover = seen["info"]["player"]

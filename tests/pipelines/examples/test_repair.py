@@ -12,6 +12,7 @@ from pipelines.examples.repair.library import LIBRARY
 from pipelines.examples.repair.tasks import SHARES, generate, make_repository, mutants, split_of
 from pipelines.examples.repair.workflow import Repair
 from pipelines.examples.repair.world import Repair as World
+from pipelines.tasks.splits import settings_of
 from stores.types import Task
 
 
@@ -24,7 +25,7 @@ class Careful(random.Random):
 
 def play(task: Task, dice: random.Random, *, rounds: int = 2) -> dict[str, Any]:
     """What the world shows at the end."""
-    world = World(**task.metadata)
+    world = World(**settings_of(task))
     world.reset()
     for _ in range(rounds):
         path, function = demonstrate("locator", task, {}, dice)[6:-11].split("</FILE><FUNCTION>")
@@ -40,7 +41,7 @@ def play(task: Task, dice: random.Random, *, rounds: int = 2) -> dict[str, Any]:
 @pytest.mark.fast
 def test_a_repository_has_one_fault_that_its_issue_shows() -> None:
     for task in generate(seed=0, split="train", count=50):
-        made = make_repository(**task.metadata)
+        made = make_repository(**settings_of(task))
         wrong = [path for path in made.repaired if made.files[path] != made.repaired[path]]
         assert wrong == [made.path]
         lines = zip(made.files[made.path].splitlines(), made.repaired[made.path].splitlines(), strict=True)
@@ -64,7 +65,7 @@ def test_splits_share_no_repository() -> None:
     seen: dict[str, str] = {}
     for split in SHARES:
         for task in generate(seed=1, split=split, count=40):
-            made = make_repository(**task.metadata)
+            made = make_repository(**settings_of(task))
             assert split_of(made) == split
             assert seen.setdefault(repr(made.files), split) == split
             assert seen.setdefault(f"{made.path}: {made.fault}", split) == split, (

@@ -10,6 +10,7 @@ import pytest
 from pipelines.examples.shop.demonstrator import demonstrate
 from pipelines.examples.shop.tasks import SHARES, generate
 from pipelines.examples.shop.world import PAGE_SIZE, Shop, find, make_catalogue, make_wish
+from pipelines.tasks.splits import settings_of
 from stores.types import Task
 
 pytestmark = pytest.mark.fast
@@ -23,7 +24,7 @@ class Careful(random.Random):
 
 
 def play(task: Task, dice: random.Random, *, max_steps: int = 8) -> list[dict[str, Any]]:
-    shop = Shop(**task.metadata)
+    shop = Shop(**settings_of(task))
     seen = [shop.reset()]
     while not seen[-1]["is_done"] and len(seen) <= max_steps:
         agent = "buyer" if seen[-1]["info"]["page"] == "item" else "searcher"
@@ -80,7 +81,7 @@ def test_what_is_not_on_the_page_changes_nothing() -> None:
 
 def test_splits_share_no_wish_and_what_does_not_exist_is_named() -> None:
     wishes = {
-        split: {str(make_wish(**t.metadata)).rpartition(",")[0] for t in generate(seed=3, split=split, count=30)}
+        split: {str(make_wish(**settings_of(t))).rpartition(",")[0] for t in generate(seed=3, split=split, count=30)}
         for split in SHARES
     }
     for split, own in wishes.items():

@@ -49,7 +49,8 @@ class Scene:
             "tasks.gate.count": 240,
             "evaluate.every": 1,
         }
-        config["tasks.gate.generator.settings"] = {"max_a": 79}
+        # a+1*1 is a problem of its own; a+b*c and a+c*b would be one family.
+        config["tasks.gate.generator.settings"] = {"max_a": 2500, "max_factor": 1}
         self.run = Run(load_config(SMALL, {**config, "evaluate.bootstrap_samples": 500, **changes}))
         self.run.open()
         self.made, self.solves = make_trace, solves

@@ -213,6 +213,7 @@ def test_a_generator_gets_the_section_as_its_split_unless_one_is_given() -> None
         check_disjoint({"test": test, "gate": test[:1]})
 
 
+
 def house(**settings: Any) -> Task:
     return Task(task_id=str(settings), prompt="Put a potato on the table.", answers=(), metadata=settings)
 

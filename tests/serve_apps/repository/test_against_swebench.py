@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pipelines.examples.repair.tasks import Made, generate, make_repository
+from pipelines.tasks.splits import settings_of
 from serve_apps.repository.grading import grade
 from serve_apps.repository.suite import suite
 
@@ -54,7 +55,7 @@ def test_swebench_agrees_on_honest_changes(tmp_path: Path) -> None:
     asked = []
     with suite() as tests:
         for task in generate(seed=3, split="test", count=3):
-            made = make_repository(**task.metadata)
+            made = make_repository(**settings_of(task))
             names = {"FAIL_TO_PASS": list(made.fail_to_pass), "PASS_TO_PASS": list(made.pass_to_pass)}
             for name, change in changes(made).items():
                 files = {**made.files, **change, **made.hidden}

@@ -18,6 +18,7 @@ from pipelines.examples.alfworld.demonstrator import demonstrate
 from pipelines.examples.alfworld.games import FITS, HOLDS, KINDS, OPENABLE, PROPERTIES, TEXTS
 from pipelines.examples.alfworld.tasks import generate
 from pipelines.examples.alfworld.workflow import PYTHON, ROOT, Alfworld
+from pipelines.tasks.splits import settings_of
 from serve_apps.acting_team import AgentCall
 from serve_apps.config import EpisodeConfig
 from serve_apps.replay import Script
@@ -111,7 +112,7 @@ def shown(trace: Trace) -> list[tuple[Any, ...]]:
 async def walkthrough(workers: WorldWorkers, task: Task) -> list[str]:
     """The commands of ALFWorld's planner, who knows where everything is."""
     async with workers.session() as world:
-        return list((await world.reset({**task.metadata, "expert": "planner"}))["info"]["expert"])
+        return list((await world.reset({**settings_of(task), "expert": "planner"}))["info"]["expert"])
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +172,7 @@ def test_the_same_seed_is_the_same_game_in_another_process(
 ) -> None:
     async def played(workers: WorldWorkers, task: Task, plan: list[str]) -> list[Any]:
         async with workers.session() as world:
-            return [await world.reset(task.metadata), *[await world.step(command) for command in plan]]
+            return [await world.reset(settings_of(task)), *[await world.step(command) for command in plan]]
 
     async def both(task: Task, plan: list[str]) -> list[list[Any]]:
         return [await played(made("Generated"), task, plan) for _ in range(2)]
@@ -200,7 +201,7 @@ async def test_alfworlds_expert_who_searches_wins_too(made: Callable[[str], Worl
     workers = made("Generated")
     for task in tasks[: len(KINDS)]:
         async with workers.session() as world:
-            seen = await world.reset({**task.metadata, "expert": "handcoded"})
+            seen = await world.reset({**settings_of(task), "expert": "handcoded"})
             for _ in range(60):
                 if seen["is_done"]:
                     break
@@ -216,7 +217,7 @@ async def test_what_a_world_tells_beside_its_text_is_bounded(
         info = (await world.reset({**tasks[0].metadata, "max_commands": 5}))["info"]
     assert len(info["commands"]) == 5 < info["num_commands"]
     async with workers.session() as world:
-        whole = (await world.reset(tasks[0].metadata))["info"]
+        whole = (await world.reset(settings_of(tasks[0])))["info"]
     assert len(whole["commands"]) == whole["num_commands"] and len(json.dumps(whole)) < kind_of_world("Game").max_info
 
 

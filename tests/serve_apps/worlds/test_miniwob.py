@@ -20,6 +20,7 @@ import pytest
 from pipelines.examples.miniwob.demonstrator import LINE, demonstrate, right_element
 from pipelines.examples.miniwob.tasks import PAGES, generate
 from pipelines.examples.miniwob.workflow import ROOT, Browsing
+from pipelines.tasks.splits import settings_of
 from serve_apps.acting_team import AgentCall
 from serve_apps.agent import AuthorError, ToolFault
 from serve_apps.config import EpisodeConfig
@@ -156,7 +157,7 @@ def test_twenty_episodes_on_four_kinds_of_pages_are_won_by_who_knows_how(tiny_mo
     assert Counter((t.status, t.stop_reason, t.answer) for t in traces) == {(EpisodeStatus.OK, "world_over", "1"): 20}
     for trace in traces:
         first, *steps = trace.tool_calls
-        assert first.request == {"world": 0, "reset": dict(trace.task.metadata)}
+        assert first.request == {"world": 0, "reset": settings_of(trace.task)}
         assert [call.response["reward"] for call in steps] == [0.0] * (len(steps) - 1) + [1.0]
         assert steps[-1].response["info"] == {"page": trace.task.source, "raw_reward": 1.0, "is_won": True}
         reader, actor = trace.turns[0], trace.turns[1]

@@ -1,0 +1,187 @@
+"""Bounds by betting: by hand, their promise for any distribution and under looking, and families of tasks as units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipelines.evaluation.betting import FIRST_VARIANCE, LARGEST_LOSS, RESOLUTION, mean_bounds
+from pipelines.evaluation.statistics import (
+    exact_interval,
+    interval_over_seeds,
+    mean_interval,
+    paired_bootstrap,
+    paired_interval,
+    paired_ratio,
+    paired_sequence,
+)
+
+pytestmark = pytest.mark.fast
+
+Values = NDArray[np.float64]
+Sides = tuple[dict[str, list[float]], dict[str, list[float]]]
+
+
+def sides(differences: Values, champion: float = 0.6) -> Sides:
+    """Graded outcomes that differ so."""
+    ids = [f"t{i}" for i in range(len(differences))]
+    return {t: [champion + d] for t, d in zip(ids, differences, strict=True)}, {t: [champion] for t in ids}
+
+
+def log_wealth(values: Values, mean: float, *, planned: int, target: float) -> float:
+    """What bets against one mean have won, stake by stake."""
+    wealth, squares = 0.0, FIRST_VARIANCE
+    for number, value in enumerate(values, 1):
+        if wealth < target:
+            stake = math.sqrt(2 * (target - wealth) / (squares / number * max(planned - number + 1, 1)))
+            wealth += math.log1p(min(stake, LARGEST_LOSS / (1 + mean)) * (value - mean))
+            squares += (value - mean) ** 2
+    return wealth
+
+
+@pytest.mark.parametrize(("num", "planned"), [(3, 3), (40, 40), (40, 100)])
+def test_the_lower_bound_is_the_last_mean_that_the_bets_refute(num: int, planned: int) -> None:
+    values = np.random.default_rng(num).uniform(-0.2, 0.6, size=num)
+    low, high = mean_bounds(values, planned=planned, confidence=0.95)
+    target = math.log(40)
+    if low > -1:
+        assert log_wealth(values, low, planned=planned, target=target) >= target - 1e-9
+    assert log_wealth(values, low + RESOLUTION, planned=planned, target=target) < target
+    assert log_wealth(-values, -high + RESOLUTION, planned=planned, target=target) < target
+    assert low <= values.mean() <= high
+
+
+def fails_on(share: float, *, moved: float = 1.0) -> Callable[[np.random.Generator, int], Values]:
+    """0 in place of 0.6 on a share of the tasks and a gain on others that makes up for it: a true gain of 0."""
+
+    def draw(rng: np.random.Generator, num: int) -> Values:
+        fails, moves = rng.random(num) < share, rng.random(num) < moved
+        return np.where(fails, -0.6, np.where(moves, share * 0.6 / ((1 - share) * moved), 0.0))
+
+    return draw
+
+
+@pytest.mark.parametrize(
+    ("draw", "num_tasks", "least_by_bootstrap"),
+    [
+        (fails_on(0.05), 20, 0.15),
+        (fails_on(0.02), 50, 0.15),
+        (fails_on(0.01), 100, 0.15),
+        (fails_on(0.005, moved=0.3), 100, 0.3),
+    ],
+)
+def test_a_team_that_rarely_fails_and_gains_a_little_elsewhere_is_no_better(
+    draw: Callable[[np.random.Generator, int], Values], num_tasks: int, least_by_bootstrap: float
+) -> None:
+    rng, num_pairs = np.random.default_rng(0), 200
+    pairs = [sides(draw(rng, num_tasks)) for _ in range(num_pairs)]
+    assert sum(paired_interval(*pair).low > 0 for pair in pairs) <= 0.025 * num_pairs
+    by_bootstrap = sum(paired_bootstrap(*pair, num_samples=200).low > 0 for pair in pairs)
+    assert by_bootstrap > least_by_bootstrap * num_pairs, "that is what it is for"
+
+
+def test_a_gain_on_every_task_is_found() -> None:
+    rng = np.random.default_rng(1)
+    found = [paired_interval(*sides(np.clip(rng.normal(0.1, 0.15, size=100), -0.6, 0.4))).low > 0 for _ in range(40)]
+    assert sum(found) >= 38
+
+
+@pytest.mark.nightly
+def test_with_looks_after_every_few_tasks_it_misses_the_mean_as_rarely_as_it_says() -> None:
+    rng, missed, missed_by_fixed = np.random.default_rng(0), 0, 0
+    for _ in range(200):
+        differences = rng.choice([0.4, -0.4, 0.0], size=320, p=[0.2, 0.2, 0.6])
+        looks = [sides(differences[:n]) for n in range(32, 321, 32)]
+        found = [paired_sequence(*look, planned=320, confidence=0.8) for look in looks]
+        missed += any(not i.low <= 0 <= i.high for i in found)
+        fixed = [paired_bootstrap(*look, num_samples=200, confidence=0.8) for look in looks]
+        missed_by_fixed += any(not i.low <= 0 <= i.high for i in fixed)
+    assert missed <= 0.285 * 200, "three standard errors above what it says"
+    assert missed_by_fixed > 0.35 * 200, "that is what it is for"
+
+
+def test_it_narrows_around_the_mean_and_finds_what_is_there() -> None:
+    differences = np.random.default_rng(1).choice([0.4, -0.4, 0.0], size=2000, p=[0.4, 0.2, 0.4])
+    few, many = (paired_sequence(*sides(differences[:n]), planned=2000) for n in (200, 2000))
+    assert few.low < 0.08 < few.high and many.low < 0.08 < many.high
+    assert few.low < 0 < many.low, "400 more wins than losses are no chance"
+
+
+def test_a_bound_that_was_reached_at_one_look_stays_at_the_next() -> None:
+    differences = np.concatenate([np.full(60, 0.3), np.full(60, -0.3)])
+    early, late = (paired_sequence(*sides(differences[:n]), planned=120) for n in (60, 120))
+    assert 0 < early.low <= late.low
+
+
+def test_sides_exchanged_is_the_mirror_image_and_the_order_of_the_mapping_means_nothing() -> None:
+    new, old = sides(np.random.default_rng(2).uniform(-0.3, 0.4, size=100))
+    found, mirrored = paired_interval(new, old), paired_interval(old, new)
+    assert (mirrored.low, mirrored.high) == pytest.approx((-found.high, -found.low))
+    backwards = paired_interval(dict(reversed(new.items())), old)
+    assert (backwards.low, backwards.high) == (found.low, found.high)
+
+
+def test_one_task_proves_nothing_and_the_bounds_stay_where_a_difference_can_be() -> None:
+    for one in (paired_interval({"t": [0.9]}, {"t": [0.0]}), paired_sequence({"t": [0.9]}, {"t": [0.0]}, planned=1)):
+        assert -1 <= one.low < 0 < one.mean == 0.9 <= one.high <= 1
+
+
+def test_outcomes_beyond_0_and_1_widen_the_range() -> None:
+    rng = np.random.default_rng(3)
+    new = {f"t{i}": [float(x)] for i, x in enumerate(rng.choice([-1.0, 2.0], size=60))}
+    found = paired_interval(new, dict.fromkeys(new, (0.0,)))
+    within = paired_interval({t: [v[0] / 2] for t, v in new.items()}, dict.fromkeys(new, (0.0,)))
+    assert (found.low, found.high) == pytest.approx((2 * within.low, 2 * within.high))
+
+
+def test_copies_of_a_task_in_one_family_prove_as_much_as_the_task_alone() -> None:
+    rng = np.random.default_rng(4)
+    once = sides(rng.uniform(-0.3, 0.4, size=60))
+    copied: Sides = ({}, {})
+    families = {}
+    for copy in range(5):
+        for side, copies in zip(once, copied, strict=True):
+            copies |= {f"{task}-{copy}": outcomes for task, outcomes in side.items()}
+        families |= {f"{task}-{copy}": task for task in once[0]}
+    for interval in (paired_interval, paired_bootstrap, paired_ratio):
+        alone, together = interval(*once), interval(*copied, families=families)
+        assert alone is not None and together is not None
+        assert (together.low, together.high) == pytest.approx((alone.low, alone.high))
+        assert together.num_tasks == 300
+    assert mean_interval(copied[0], families=families).ci95 == pytest.approx(mean_interval(once[0]).ci95)
+    differences = [{t: v[0] for t, v in copied[0].items()}] * 2
+    assert interval_over_seeds(differences, families=families).ci95 == pytest.approx(
+        interval_over_seeds([{t: v[0] for t, v in once[0].items()}] * 2).ci95
+    )
+
+
+def test_a_mean_stays_one_over_tasks_where_families_differ_in_size() -> None:
+    outcomes = {"a1": [1.0], "a2": [1.0], "a3": [1.0], "b": [0.0]}
+    families = {"a1": "a", "a2": "a", "a3": "a"}
+    assert mean_interval(outcomes, families=families).mean == 0.75
+    assert paired_interval(outcomes, dict.fromkeys(outcomes, (0.0,)), families=families).mean == 0.75
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_equal_teams_on_variants_of_problems_are_not_promoted(size: int) -> None:
+    rng, num_pairs = np.random.default_rng(size), 100
+    promoted, promoted_as_single = 0, 0
+    for _ in range(num_pairs):
+        shared = np.repeat(rng.choice([-1, 0, 1], size=100 // size, p=[0.3, 0.4, 0.3]), size)
+        new = {f"t{i}": [float(d > 0)] for i, d in enumerate(shared)}
+        old = {f"t{i}": [float(d < 0)] for i, d in enumerate(shared)}
+        families = {f"t{i}": str(i // size) for i in range(len(shared))}
+        promoted += paired_interval(new, old, families=families).low > 0
+        promoted_as_single += paired_interval(new, old, num_samples=200).low > 0
+    assert promoted <= 0.03 * num_pairs < promoted_as_single
+
+
+def test_the_exact_test_refuses_variants_of_one_problem() -> None:
+    new = {"a": [1.0], "b": [1.0], "c": [0.0]}
+    with pytest.raises(ValueError, match=r"2 tasks are of the family 'x'.*use evaluate\.test: auto"):
+        exact_interval(new, new, families={"a": "x", "b": "x"})
+    assert exact_interval(new, new, families={"a": "x"}).mean == 0
