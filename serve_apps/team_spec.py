@@ -10,6 +10,7 @@ from serve_apps.acting_team import ActingTeam
 from serve_apps.config import EpisodeConfig
 from serve_apps.openai_api.answer_reader import answer_format
 from serve_apps.parsers import Parsers
+from serve_apps.team_code import in_use
 from serve_apps.tokenizer import load_tokenizer
 from serve_apps.workflow import load_workflow
 from stores.manifest import whole_model
@@ -33,6 +34,8 @@ class TeamSpec:
     team_key: str
     limits: EpisodeConfig
     parsers: dict[str, Parsers] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)
+    """The user's own modules by path, of a registered team; empty: they are imported from where the team acts."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values only."""
@@ -59,8 +62,10 @@ class TeamSpec:
         tokenizers = {group: load_tokenizer(folder) for group, folder in folders.items()}
         for group, parsers in self.parsers.items():
             answer_format(tokenizers[group], parsers)
+        with in_use(self.code):
+            workflow = load_workflow(self.workflow, self.settings)
         return ActingTeam(
-            workflow=load_workflow(self.workflow, self.settings),
+            workflow=workflow,
             workflow_path=self.workflow,
             group_of=self.group_of,
             tokenizers=tokenizers,

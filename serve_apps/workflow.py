@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from serve_apps.agent import Agent, Tool
+from serve_apps.team_code import import_module, own_folders
 from serve_apps.worlds.environment import Environment
 from stores.types import Task
 
@@ -105,14 +106,32 @@ def load_object(path: str, *, place: str) -> Any:
     """Imports what `package.module:Name` names; ValueError with `place` and the fix where that fails."""
     module_name, _, name = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except ImportError as error:
-        raise ValueError(f"{place}: cannot import {module_name!r} ({error}): is it on PYTHONPATH?") from error
+        where = _found_below(module_name) if error.name == module_name else ""
+        raise ValueError(
+            f"{place}: cannot import {module_name!r} ({error}): {where or 'is it on PYTHONPATH?'}"
+        ) from error
     try:
         return getattr(module, name)
     except AttributeError:
-        public = [n for n in vars(module) if not n.startswith("_")]
-        raise ValueError(f"{place}: {module_name!r} has no {name!r}; it has {', '.join(public[:20])}") from None
+        raise ValueError(f"{place}: {_about(module, module_name, name)}") from None
+
+
+def _about(module: Any, module_name: str, name: str) -> str:
+    """Says which file or folder was imported, and what it has in place of `name`."""
+    if getattr(module, "__file__", None) is None and (folders := list(getattr(module, "__path__", ()))):
+        where = _found_below(module_name) or "name a module in it, or put the code into its __init__.py"
+        return f"{module_name!r} is the folder {folders[0]}, which is no module and has no {name!r}: {where}"
+    public = [n for n in vars(module) if not n.startswith("_")]
+    found = f" ({file})" if (file := getattr(module, "__file__", None)) else ""
+    return f"{module_name!r}{found} has no {name!r}; it has {', '.join(public[:20]) or 'no public name'}"
+
+
+def _found_below(module_name: str) -> str:
+    """Says in which folder below this one the module lies, and so where to start troupe; empty where it is in none."""
+    files = sorted(Path().glob(f"*/{module_name.replace('.', '/')}.py"))
+    return f"{files[0]} has that name, so start troupe in its folder (cd {files[0].parts[0]})" if files else ""
 
 
 def load_workflow(path: str, settings: Mapping[str, Any]) -> Workflow:
@@ -126,4 +145,8 @@ def load_workflow(path: str, settings: Mapping[str, Any]) -> Workflow:
         raise ValueError(f"workflow.settings: {path} does not take them: {error}") from None
     if not workflow.agents:
         raise ValueError(f"workflow.path: {path!r} declares no Agent: as a class attribute, or in its constructor")
+    if folders := own_folders():
+        workflow.environments = {
+            name: replace(kind, paths=(*kind.paths, *folders)) for name, kind in workflow.environments.items()
+        }
     return workflow

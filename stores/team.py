@@ -30,6 +30,8 @@ class Team:
     """Summary of the evaluation that the gate decided on; JSON values."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The run config: agents, sampling, model groups, serving: all that is needed to run the team elsewhere. No secrets."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """The user's own modules, path -> text: workflow, credit rule and what they import. What is installed is no part of it."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """The data it was trained on, who made it, commits: see `pipelines/run/provenance.py`; JSON values."""
 

@@ -63,6 +63,7 @@ def about_version(name: str, version: int, team: Team) -> str:
         "Accuracy": _accuracy(team.evaluation),
         "Workflow": f"`{team.workflow}`, prompts `{team.prompts_sha256[:12]}`",
         "Credit": f"`{team.credit.get('path', '')}`, version `{str(team.credit.get('version', ''))[:12]}`",
+        "Own modules": ", ".join(f"`{path}`" for path in sorted(team.code)),
         "Made by": f"`{made_by}`" if made_by else "",
         "Commits": _commits(team),
         "Links": ", ".join(f"{name}: {link}" for name, link in team.provenance.get("links", {}).items()),

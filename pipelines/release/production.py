@@ -228,7 +228,7 @@ def _load(
         team_version=version,
         set_name=set_name,
         apps=app_names(run, set_name),
-        team_spec=run.team_spec(models).to_dict(),
+        team_spec=run.team_spec(models, code=team.code).to_dict(),
     )
     loaded = None if before is None else before.candidate or before.previous
     if before is not None and loaded not in (None, deployed):

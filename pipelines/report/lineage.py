@@ -49,6 +49,7 @@ def lineage_of_team(run: Run, version: int, team: Team) -> dict[str, Any]:
             "prompts_sha256": team.prompts_sha256,
             "git_commit": team.git_commit,
             "workflow_commit": team.provenance.get("workflow_commit"),
+            "code": sorted(team.code),
             "made_by": team.provenance.get("made_by"),
             "verdict": team.evaluation.get("verdict"),
             "condition": team.evaluation.get("condition"),

@@ -17,6 +17,7 @@ from pipelines.run.iteration import Iteration
 from pipelines.run.order import sampler_of
 from pipelines.tasks.sources import load_tasks
 from serve_apps.agent import Agent
+from serve_apps.team_code import collect_code, in_use
 from serve_apps.team_spec import TeamSpec
 from serve_apps.workflow import Workflow, load_workflow
 from stores.files import is_uri, local_path
@@ -131,8 +132,14 @@ class Run:
         return RunTracker(*self._mlflow, self.run_id)
 
     @cached_property
+    def code(self) -> dict[str, str]:
+        """The user's own modules that workflow and credit rule consist of, path -> text."""
+        return collect_code(self.config.workflow.model_dump(mode="json"), self.config.credit.model_dump(mode="json"))
+
+    @cached_property
     def workflow(self) -> Workflow:
         """Loads the workflow that the config names, with its settings."""
+        _ = self.code  # as it is now that it is imported: a file may be edited while the run goes on
         return load_workflow(self.config.workflow.path, self.config.workflow.settings)
 
     @cached_property
@@ -176,18 +183,21 @@ class Run:
         iteration: int = 0,
         temperature: float | None = None,
         occasion: str = "",
+        code: Mapping[str, str] | None = None,
     ) -> TeamSpec:
         """What acts in episodes when these versions are served.
 
         Args:
             iteration: the one that trains on the episodes: `swap` may have agents change model groups; 0: none does.
             occasion: that of ad hoc episodes.
+            code: that of a registered team, which acts by it; None: by the modules that are found where it acts.
         """
+        workflow = self.workflow_of(code) if code else self.workflow
         versions = {group: ref.version for group, ref in sorted(models.items())}
         key = team_key(
             workflow=self.config.workflow.path,
             policy_versions=versions,
-            prompts_sha256=self.workflow.prompts_sha256,
+            prompts_sha256=workflow.prompts_sha256,
             occasion=occasion,
         )
         return TeamSpec(
@@ -196,12 +206,18 @@ class Run:
             group_of=self.config.groups_at(iteration),
             tokenizers=dict(models),
             max_model_len={group: self.config.serve_config(group).max_model_len for group in models},
-            sampling={name: self.sampling(name, agent, temperature) for name, agent in self.workflow.agents.items()},
+            sampling={name: self.sampling(name, agent, temperature) for name, agent in workflow.agents.items()},
             policy_versions=versions,
             team_key=key,
             limits=self.config.collect.episode,
             parsers={group: self.config.serve_config(group).parsers for group in models},
+            code=dict(code or {}),
         )
+
+    def workflow_of(self, code: Mapping[str, str]) -> Workflow:
+        """Loads the workflow from the code of a registered team. This proves, too, that the code is complete."""
+        with in_use(code):
+            return load_workflow(self.config.workflow.path, self.config.workflow.settings)
 
     def sampling(self, name: str, agent: Agent, temperature: float | None = None) -> Sampling:
         """The agent's sampling with the run config's changes."""

@@ -121,6 +121,7 @@ def register_team(
         iteration=iteration,
         evaluation=evaluation,
         config=run.config.model_dump(mode="json"),
+        code=run.code,
         provenance=provenance_of(run, models, iteration),
     )
     version = run.registry.register(run.team_name, team, code=Path(__file__).with_name("team_model.py"))

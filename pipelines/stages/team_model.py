@@ -79,7 +79,8 @@ class TeamModel(PythonModel):
             from pipelines.config.run_config import RunConfig
             from pipelines.run.run import Run
 
-            team_spec = Run(RunConfig.model_validate(self._team.config)).team_spec(dict(self._team.models))
+            run = Run(RunConfig.model_validate(self._team.config))
+            team_spec = run.team_spec(dict(self._team.models), code=self._team.code)
             self._local = team_spec.build(), team_spec.limits, dict(self._team.models)
         acting, limits, models = self._local
         complete = via(LocalPolicy(models))

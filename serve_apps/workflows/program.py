@@ -35,6 +35,7 @@ from serve_apps.program.process import Ended, ProgramError, run_process
 from serve_apps.program.server import SOCKET, EpisodeServer, episode_server
 from serve_apps.program.workers import Workers, workers_of_loop
 from serve_apps.reference_fields import public_task
+from serve_apps.team_code import own_folders
 from serve_apps.workflow import Outcome, Workflow, load_object
 from stores.proxies import direct_hosts
 from stores.types import Task
@@ -104,6 +105,7 @@ class Program(Workflow):
         self.answer, self.stdin, self.folder, self.host, self.failure = answer, stdin, folder, host, failure
         self.environment, self.inherit = dict(environment or {}), tuple(inherit)
         self._function = load_object(function, place="workflow.settings.function") if function else None
+        self._own_folders = own_folders()
         self.stays = stays
 
     @property
@@ -226,8 +228,9 @@ class Program(Workflow):
         """Returns the processes that play episodes of this event loop."""
         command, variables = self.command, self._named_variables()
         if self.function_path is not None:
-            command = [sys.executable, "-m", "serve_apps.program.function_worker", self.function_path]
-            variables = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | variables
+            command = [sys.executable, "-P", "-m", "serve_apps.program.function_worker", self.function_path]
+            folders = map(os.path.abspath, [*self._own_folders, *sys.path])
+            variables = {"PYTHONPATH": os.pathsep.join(folders)} | variables
         variables |= direct_hosts(variables, self.host)
         return workers_of_loop(command, environment=variables, folder=self.folder, identity=self._sha256)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 from stage_records import collected, finish, scored, traces_ref
 
+from pipelines.cli.new_team import write_team
 from pipelines.config.run_config import load_config
 from pipelines.run.provenance import commit_of, provenance_of
 from pipelines.run.run import Run
 from pipelines.stages.promote import register_team
+from serve_apps.team_spec import TeamSpec
+from stores.team import Team
 from stores.types import ModelVersionRef
 
 pytestmark = pytest.mark.fast
@@ -63,3 +67,35 @@ def test_a_teams_manifest_names_the_pinned_data_of_each_model_and_who_made_it(
     (team,) = registered
     assert team.provenance == provenance and team.prompts_sha256 == run.workflow.prompts_sha256
     assert team.credit["version"] == run.credit_version and team.evaluation == {"verdict": "promote"}
+
+
+def test_a_team_version_carries_the_modules_that_it_was_evaluated_with_and_acts_by_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever became of the files meanwhile, and where there is no such folder."""
+    monkeypatch.setenv("TROUPE_CACHE", str(tmp_path / "cache"))
+    write_team(tmp_path / "own_team")
+    file = tmp_path / "own_team" / "own_team.py"
+    before = file.read_text()
+    registered: list[Any] = []
+    registry = SimpleNamespace(register=lambda _, team, code: registered.append(team), set_alias=lambda *_: None)
+    models = {"team": ModelVersionRef(model_group="team", version=0, uri="", manifest_sha256="")}
+    with monkeypatch.context() as place:
+        place.chdir(tmp_path / "own_team")
+        place.syspath_prepend(str(tmp_path / "own_team"))
+        for edited in (before.replace("Solve it.", "Solve it at once."), "nothing of a team"):
+            run = Run(load_config("own_team.yaml"))
+            run.__dict__["registry"] = registry
+            assert run.workflow.agents
+            file.write_text(edited)
+            register_team(run, models, iteration=0, evaluation={})
+            sys.modules.pop("own_team")
+    first, second = registered
+    assert dict(first.code) == {"own_team.py": before} and "at once" in second.code["own_team.py"]
+    assert first.sha256 != second.sha256 and Team.from_json(first.to_json()) == first
+
+    elsewhere = Run(run.config)
+    for team, prompt in ((first, "Solve it. "), (second, "Solve it at once. ")):
+        spec = TeamSpec.from_dict(elsewhere.team_spec(models, code=team.code).to_dict())
+        assert spec.code == dict(team.code) and set(spec.sampling) == {"solver", "reviewer"}
+        assert elsewhere.workflow_of(spec.code).agents["solver"].prompt.startswith(prompt)
