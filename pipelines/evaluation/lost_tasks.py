@@ -84,7 +84,9 @@ def outcomes_by_task(run: Run, score: TeamScore) -> dict[str, dict[str, float]]:
     stored = run.traces.outcomes_of(row | {"run_id": ref.run_id, "iteration": ref.iteration} for row in rows)
     outcomes: dict[str, dict[str, float]] = {}
     for row in rows:
-        outcome = stored.get(row["episode_id"], {}).get(run.credit_version)
+        by_version = stored.get(row["episode_id"], {})
+        only = next(iter(by_version.values())) if len(by_version) == 1 else None  # of a rule that has changed since
+        outcome = by_version.get(run.credit_version, only)
         if outcome is not None:
             outcomes.setdefault(row["task_id"], {})[row["episode_id"]] = outcome
     return outcomes

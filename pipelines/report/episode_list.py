@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
 from shlex import quote
 from typing import Any, Unpack
 
+from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -20,13 +20,17 @@ from stores.traces import Asked, TraceStore
 
 ID_DIGITS = 12
 """Digits of an episode's id that tell it from all others of a run."""
-MAX_TEXT = 60
+MAX_TEXT = 40
 """Characters of a task's prompt, or of an answer, in the table."""
 
 
 def store_of(run: Run, *, is_served: bool) -> TraceStore:
     """Returns the store of the run's own episodes, or of those that callers of its team were given."""
     return ServedStore(run.served_uri) if is_served else run.traces
+
+
+COLUMNS = {"episode": ID_DIGITS, "it.": 0, "purpose": 0, "outcome": 0, "status": 0, "answer": 0, "task": 16, "asked": 0}
+"""Headings and least widths."""
 
 
 def show_command(run: Run, episode_id: str = "") -> str:
@@ -83,15 +87,14 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def list_view(listed: Mapping[str, Any]) -> RenderableType:
     """Shows a list of episodes."""
-    table = Table("episode", "it.", "purpose", "outcome", "status", "task", "asked", "answered", "began")
-    table.columns[0].no_wrap = True
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    for name, width in COLUMNS.items():
+        table.add_column(name, no_wrap=True, min_width=max(width, len(name)))
     for row in listed["episodes"]:
         outcome = "–" if row["outcome"] is None else f"{row['outcome']:g}"
         purpose = f"{row['purpose']}, {row['variant']}" if row["variant"] else row["purpose"]
-        began = f"{datetime.fromtimestamp(row['started_at']):%m-%d %H:%M}"
-        cells = [row["episode_id"][:ID_DIGITS], str(row["iteration"]), purpose, outcome, row["status"], row["task_id"]]
-        texts = [_short(row["task_prompt"]), _short(row["answer"])]
-        table.add_row(*map(ForeignText, [*cells, *texts, began]))
+        cells = [row["episode_id"][:ID_DIGITS], str(row["iteration"]), purpose, outcome, row["status"]]
+        table.add_row(*map(ForeignText, [*cells, _short(row["answer"]), row["task_id"], _short(row["task_prompt"])]))
     left_out = listed["num_left_out"]
     if not listed["episodes"]:
         return ForeignText("no stored episode is like this")

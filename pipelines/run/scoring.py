@@ -35,9 +35,14 @@ def rewards_for(run: Run, trace: Trace) -> EpisodeRewards | None:
 
 
 def of_latest_version(run: Run, by_version: Mapping[str, R]) -> R | None:
-    """Returns what is stored under the credit version that the run used last, or would use; None where there is none of its own."""
+    """Returns what is stored under the credit version that the run used last, or would use, or else the only one that is stored.
+
+    The rule, or Troupe, may have changed since. None where there are several, and none of them is the run's own.
+    """
     own = (run.scored_version(iteration) for iteration in range(run.config.iterations, 0, -1))
-    return next((by_version[version] for version in chain(own, [run.credit_version]) if version in by_version), None)
+    only = by_version if len(by_version) == 1 else ()
+    versions = chain(own, [run.credit_version], only)
+    return next((by_version[version] for version in versions if version in by_version), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,11 @@ def test_the_newest_come_first_and_what_is_left_out_is_counted(run: Any) -> None
     assert "5 older ones are left out: raise --limit" in shown(listed)
 
 
+def test_outcomes_of_a_rule_that_has_changed_since_are_shown_where_there_are_no_others(run: Any) -> None:
+    run.credit_version = "changed"
+    assert [row["outcome"] for row in list_episodes(run, limit=3)["episodes"]] == [None, 0.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
