@@ -28,6 +28,8 @@ ANSWER_FIELDS = (
     "extra_info.answer",
     "reward_model",
 )
+KEY_FIELDS = ("answerKey", "answer_key", "answer_idx", "answer_index", "correct_option", "correct", "cop")
+"""Fields of rows of multiple choice that hold the label or the number of the right one, and never its text."""
 TEST_FIELDS = ("tests", "test_cases", "input_output")
 SPLIT_TEST_FIELDS = (*PUBLIC, *PRIVATE)
 """Fields that separate public from hidden tests; both are read, together with `TEST_FIELDS`."""
@@ -55,7 +57,16 @@ def _words(name: str) -> tuple[str, ...]:
 
 _REFERENCES = {
     _words(part)
-    for field in (*ANSWER_FIELDS, *TEST_FIELDS, *SPLIT_TEST_FIELDS, *TRUTH_FIELDS, *OUTPUT, *OUTPUTS, *CHECKER_CODE)
+    for field in (
+        *ANSWER_FIELDS,
+        *KEY_FIELDS,
+        *TEST_FIELDS,
+        *SPLIT_TEST_FIELDS,
+        *TRUTH_FIELDS,
+        *OUTPUT,
+        *OUTPUTS,
+        *CHECKER_CODE,
+    )
     for part in field.split(".")
     if part not in _CONTAINERS
 }

@@ -18,13 +18,12 @@ from string import ascii_lowercase, ascii_uppercase
 from typing import Any, NamedTuple
 
 from pipelines.tasks.cells import data_of, written
+from serve_apps.reference_fields import KEY_FIELDS
 from serve_apps.tools.text_match import normalize
 
 LIST_FIELDS = ("choices", "options")
 COLUMN_PREFIXES = ("", "op", "option_", "choice_")
 """What stands before the letter in the names of columns that hold one choice each."""
-KEY_FIELDS = ("answerKey", "answer_key", "answer_idx", "answer_index", "correct_option", "correct", "cop")
-"""Fields that hold a label or a number, and never the text of a choice."""
 LABEL_FIELDS, TEXT_FIELDS = ("label", "key"), ("text", "value")
 
 _LETTERED = re.compile(r"\(?([A-Za-z])[).:]\s*(?=\S)")

@@ -18,12 +18,12 @@ from itertools import chain
 from typing import Any
 
 from pipelines.tasks.cells import data_of, is_finite, look_up, written
-from pipelines.tasks.choices import KEY_FIELDS, LIST_FIELDS, choice_columns, find_choices
+from pipelines.tasks.choices import LIST_FIELDS, choice_columns, find_choices
 from pipelines.tasks.repository_rows import REPOSITORY_FIELDS, is_repository, repository_task
 from pipelines.tasks.splits import BOOKKEEPING, settings_of
 from serve_apps import long_json
 from serve_apps.boxed import last_boxed
-from serve_apps.reference_fields import ANSWER_FIELDS, SPLIT_TEST_FIELDS, TEST_FIELDS, TRUTH_FIELDS
+from serve_apps.reference_fields import ANSWER_FIELDS, KEY_FIELDS, SPLIT_TEST_FIELDS, TEST_FIELDS, TRUTH_FIELDS
 from serve_apps.tools.code_tests import CHECKER, CHECKER_CODE, FN_NAME
 from stores.types import FAMILY, Task
 

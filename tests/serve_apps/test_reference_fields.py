@@ -10,6 +10,7 @@ import pytest
 from pipelines.tasks.task_fields import read_task
 from serve_apps.reference_fields import (
     ANSWER_FIELDS,
+    KEY_FIELDS,
     SPLIT_TEST_FIELDS,
     TEST_FIELDS,
     TRUTH_FIELDS,
@@ -21,7 +22,7 @@ from stores.types import Task
 pytestmark = pytest.mark.fast
 
 SECRET = "xyzzy"
-FIELDS = sorted({*ANSWER_FIELDS, *TEST_FIELDS, *SPLIT_TEST_FIELDS, *TRUTH_FIELDS})
+FIELDS = sorted({*ANSWER_FIELDS, *KEY_FIELDS, *TEST_FIELDS, *SPLIT_TEST_FIELDS, *TRUTH_FIELDS})
 
 
 def shown(metadata: Any) -> str:
