@@ -198,7 +198,7 @@ class GatewayEpisodesConfig(Settings):
     """This section limits the episodes that callers' programs play through `POST /v1/episodes`."""
 
     max_open: int = Field(256, ge=1)
-    """The number of open episodes per gateway replica. A request for another one gets status 429."""
+    """The number of open episodes of the team per gateway replica. A request for another one gets status 429."""
     max_turns: int = Field(64, ge=1)
     """The number of turns of one episode. A further call gets status 400, and the episode counts as truncated."""
     idle_s: float = Field(600, gt=0)
@@ -253,26 +253,38 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Hosts that only this machine reaches."""
 
 
-class GatewayConfig(Settings):
-    """This section sets up the HTTP gateway, which answers requests with promoted teams."""
+class GatewayTeamConfig(Settings):
+    """What a team takes with it to a port that it shares with others: who may ask it, what is stored of it, its own limits."""
+
+    keys_file: str = ""
+    """The path of the file of API keys that `troupe key` writes, which open this team and no other. Empty: everybody who reaches
+    the port may do everything with this team."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names of the gateway in the `Host` header of requests, besides `host`, 127.0.0.1, ::1 and localhost. Only a team without
+    `keys_file` looks at it: otherwise a web page could reach it through a name of its own (DNS rebinding)."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages whose scripts may call the team (CORS), such as `https://chat.example.com`. Empty: none."""
+    capture: CaptureConfig = CaptureConfig()
+    """Which answers are stored, and for how long. By default none is."""
+    episodes: GatewayEpisodesConfig = GatewayEpisodesConfig()
+    """The limits of episodes that callers' programs play through the gateway."""
+    call: CallConfig = CallConfig()
+    """How the model calls of whole workflows reach the policy apps."""
+
+
+class GatewayPortConfig(Settings):
+    """What all teams on one port share: where it listens, and what its processes take on."""
 
     host: str = "127.0.0.1"
     """The address on which the gateway listens. An address that other machines reach needs `keys_file`."""
     port: int = Field(8000, ge=1, le=65535)
-    """The TCP port on which the gateway listens."""
+    """The TCP port on which the gateway listens. Teams with the same port share it, and all settings that the guide lists as those
+    of the port."""
     num_replicas: int = Field(1, ge=1)
     """The number of gateway replicas. Those of one machine listen on the same port, and the kernel distributes the
     connections among them."""
     cpus: float = Field(0.1, ge=0)
     """The number of CPUs that Ray reserves per gateway replica."""
-    keys_file: str = ""
-    """The path of the file of API keys that `troupe key` writes. Empty: everybody who reaches the port may do
-    everything."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Names of the gateway in the `Host` header of requests, besides `host`, 127.0.0.1, ::1 and localhost. Only a gateway without
-    `keys_file` looks at it: otherwise a web page could reach it through a name of its own (DNS rebinding)."""
-    allowed_origins: tuple[str, ...] = ()
-    """Origins of web pages whose scripts may call the gateway (CORS), such as `https://chat.example.com`. Empty: none."""
     receive_timeout_s: float = Field(10, gt=0)
     """The time in seconds within which the head of a request must have come, and after that its body. Then the connection is
     closed, or the request gets status 408."""
@@ -283,7 +295,7 @@ class GatewayConfig(Settings):
     """The number of requests that one gateway replica answers at once."""
     key_share: float = Field(0.75, gt=0, le=1)
     """The share of `max_in_flight`, and of `max_queued`, that requests of one API key may take, where several keys may call
-    models: streams that one caller does not read shut nobody else out."""
+    models: streams that one caller does not read shut nobody else out. All callers without a key count as one."""
     max_queued: int = Field(64, ge=0)
     """The number of requests that may wait in one gateway replica. A further request gets status 429."""
     queue_timeout_s: float = Field(10, gt=0)
@@ -295,17 +307,25 @@ class GatewayConfig(Settings):
     wait in the queue."""
     max_body_bytes: int = Field(2_000_000, ge=1)
     """The size in bytes of the body of a request, at most. A larger one is refused."""
-    capture: CaptureConfig = CaptureConfig()
-    """Which answers are stored, and for how long. By default none is."""
-    episodes: GatewayEpisodesConfig = GatewayEpisodesConfig()
-    """The limits of episodes that callers' programs play through the gateway."""
-    call: CallConfig = CallConfig()
-    """How the model calls of whole workflows reach the policy apps."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Where spans of requests go. By default there are none."""
     messages_api: bool = False
     """Whether Anthropic's Messages API (`/v1/messages`) is answered. Its converters are vLLM's: each replica takes 0.7 GB more, and
     some seconds more to start."""
+
+
+class GatewayConfig(GatewayTeamConfig, GatewayPortConfig):
+    """This section sets up the HTTP gateway, which answers requests with promoted teams."""
+
+    @property
+    def of_team(self) -> GatewayTeamConfig:
+        """The settings that travel with the team's route."""
+        return GatewayTeamConfig(**{name: getattr(self, name) for name in GatewayTeamConfig.model_fields})
+
+    @property
+    def of_port(self) -> GatewayPortConfig:
+        """The settings that all teams on the port share."""
+        return GatewayPortConfig(**{name: getattr(self, name) for name in GatewayPortConfig.model_fields})
 
     @model_validator(mode="after")
     def _others_need_a_key(self) -> Self:

@@ -24,6 +24,7 @@ from pipelines.cli.options import (
 
 if TYPE_CHECKING:
     from pipelines.run.run import Run
+    from serve_apps.gateway.shared_port import Change
     from stores.team import Team
 
 Reason = Annotated[str, typer.Option(help="The reason, for the history of champions.")]
@@ -64,6 +65,14 @@ def serve(
         ),
     ] = None,
     exit_code: ExitCode = False,
+    replace_gateway: Annotated[
+        bool,
+        typer.Option(
+            "--replace-gateway",
+            help="Gives the gateway the settings of this team's config even where that changes its port for other teams, or takes API "
+            "keys or redaction from the team. Without it, such a config is refused.",
+        ),
+    ] = False,
     root: Root = "runs",
     changes: Changes = None,
     address: Address = "",
@@ -82,7 +91,7 @@ def serve(
         _connect(address)
     from pipelines.release import traffic
 
-    deployed = _deploy(run, team, version, manifest)
+    deployed = _deploy(run, team, version, manifest, change="any" if replace_gateway else "compatible")
     if guard is None:
         hand_back(deployed)
         return
@@ -205,13 +214,13 @@ def _is_untrained(text: str) -> bool:
     return Path(text).is_dir() or (Path(text).is_file() and "@" not in text)
 
 
-def _deploy(run: Run, text: str, version: int, manifest: Team) -> dict[str, Any]:
+def _deploy(run: Run, text: str, version: int, manifest: Team, *, change: Change) -> dict[str, Any]:
     """Deploys a team; an alias is looked up once more, because a promotion that is under way may give it to another one."""
     from pipelines.release.production import deploy_alias, deploy_team
 
     if _is_untrained(text) or split_team(text)[1].isdigit():
-        return deploy_team(run, version, manifest)
-    return deploy_alias(run, split_team(text)[1])
+        return deploy_team(run, version, manifest, change=change)
+    return deploy_alias(run, split_team(text)[1], change=change)
 
 
 def _untrained(text: str, root: str, changes: list[str] | None, address: str) -> tuple[Run, int, Team]:

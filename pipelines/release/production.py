@@ -18,7 +18,8 @@ from pipelines.run.champions import hold_promotion, set_champion
 from pipelines.run.kept_weights import STATE_FILE
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import app_names, serve, start
-from serve_apps.gateway.routes import gateway_statuses, gateway_teams, route
+from serve_apps.gateway.routes import check_settings, gateway_statuses, gateway_teams, route
+from serve_apps.gateway.shared_port import Change
 from serve_apps.gateway.teams import DeployedTeam, TeamRoute, TeamStores
 from serve_apps.policy.deployment import set_low_priority
 from stores.journal import Lease
@@ -36,22 +37,25 @@ START_S = 180.0
 """The same for a gateway that must start first."""
 
 
-def deploy_team(run: Run, version: int, team: Team) -> dict[str, Any]:
+def deploy_team(run: Run, version: int, team: Team, *, change: Change = "none") -> dict[str, Any]:
     """Deploys a team version: it answers all of the gateway's requests, and a canary ends with it.
+
+    `change` says what of the gateway's settings may become those of the run's config, where the team is deployed already.
 
     Returns {"team_version", "set_name", "before", "url", "load_s", "switch_s", "proofs"}.
 
-    Raises SyncError where the idle set does not serve the team's weights, RouteError where the gateway refuses the team; what
-    is deployed stays then.
+    Raises SyncError where the idle set does not serve the team's weights, RouteError where the gateway refuses the team,
+    ValueError for settings that it may not change; what is deployed stays then.
     """
     with hold(run):
+        check_settings(run.config.gateway, run.team_name, change=change)  # before the minutes that engines take
         before = deployed_route(run)
         if before is not None and before.champion.team_version == version:
             deployed, proofs, seconds = _proven(run, team, before.champion)
         else:
             deployed, proofs, seconds = _load(run, version, team, before)
         began = time.perf_counter()
-        switch(run, TeamRoute(champion=deployed, previous=_still_loaded(before, deployed)))
+        switch(run, TeamRoute(champion=deployed, previous=_still_loaded(before, deployed)), change=change)
         return {
             "team_version": version,
             "set_name": deployed.set_name,
@@ -63,7 +67,7 @@ def deploy_team(run: Run, version: int, team: Team) -> dict[str, Any]:
         }
 
 
-def deploy_alias(run: Run, alias: str) -> dict[str, Any]:
+def deploy_alias(run: Run, alias: str, *, change: Change = "none") -> dict[str, Any]:
     """Deploys the team that has an alias, and again where a promotion has given it to another one meanwhile.
 
     Returns and raises what `deploy_team` does, and ValueError for an unknown alias. The lock is held to look, and not to deploy,
@@ -71,7 +75,7 @@ def deploy_alias(run: Run, alias: str) -> dict[str, Any]:
     """
     version, team = _team_with(run, alias)
     while True:
-        deployed = deploy_team(run, version, team)
+        deployed = deploy_team(run, version, team, change=change)
         before, (version, team) = version, _team_with(run, alias)
         if version == before:
             return deployed
@@ -201,13 +205,14 @@ def deployed_route(run: Run) -> TeamRoute | None:
     return gateway_teams(run.config.gateway).get(run.team_name)
 
 
-def switch(run: Run, next_route: TeamRoute) -> None:
+def switch(run: Run, next_route: TeamRoute, *, change: Change = "none") -> None:
     """Routes the team's requests by a new route, on every gateway replica; starts the gateway where there is none."""
     gateway = run.config.gateway
-    timeout_s = SWITCH_S if gateway_statuses(gateway) else START_S
+    timeout_s = SWITCH_S if change == "none" and gateway_statuses(gateway) else START_S
     stores = TeamStores(run_id=run.run_id, traces=run.traces_uri, served=run.served_uri, weights=run.weights_uri)
     next_route = next_route.model_copy(update={"stores": stores})
-    route(gateway, run.team_name, next_route, state_file=f"{run.folder}/{STATE_FILE}", timeout_s=timeout_s)
+    state_file = f"{run.folder}/{STATE_FILE}"
+    route(gateway, run.team_name, next_route, state_file=state_file, timeout_s=timeout_s, change=change)
 
 
 def _current_route(run: Run) -> TeamRoute:
@@ -267,7 +272,8 @@ def _wait_until_idle(run: Run, set_name: str) -> None:
             entry["num"] for entry in in_flight if (entry["team"], entry["set_name"]) == (run.team_name, set_name)
         )
         waited = time.monotonic() - began
-        if num == 0 and (len(statuses) >= gateway.num_replicas or waited > ANSWER_S):
+        num_replicas = max((status["port"]["num_replicas"] for status in statuses), default=1)
+        if num == 0 and (len(statuses) >= num_replicas or waited > ANSWER_S):
             return
         if waited > DRAIN_S:
             raise TimeoutError(

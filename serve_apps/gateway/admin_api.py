@@ -27,24 +27,28 @@ IterationQuery = Annotated[int | None, Query(ge=0, lt=2**31)]
 TextQuery = Annotated[str, Query(max_length=500)]
 
 
-async def _admin_only(request: Request, service: ServiceDependency) -> None:
-    service.authorize(request, "admin")
+async def _of_admin(team: str, request: Request, service: ServiceDependency) -> Production:
+    production, _ = service.authorize(request, "admin", team=team)
+    return production
 
 
-router = APIRouter(prefix="/v1/admin", dependencies=[Depends(_admin_only)])
+TeamOfAdmin = Annotated[Production, Depends(_of_admin)]
+"""The team in the path, for callers whose key has the scope `admin` there."""
+
+router = APIRouter(prefix="/v1/admin")
 
 
 @router.get("/status")
-async def get_status(service: ServiceDependency) -> Response:
-    """Returns the teams, their deployed versions with figures, and the requests in flight, of all replicas that answer."""
+async def get_status(request: Request, service: ServiceDependency) -> Response:
+    """Returns the key's teams, their deployed versions with figures, and the requests in flight, of all replicas that answer."""
+    teams = [service.teams[name] for name in sorted(service.keys_of(request, "admin"))]
     others = [status for status in await service.peers.statuses() if status["replica"] != service.replica]
-    return _json_response(as_json(status_of(service, [service.status(), *others])))
+    return _json_response(as_json(status_of(service, [service.status(), *others], teams)))
 
 
 @router.get("/teams/{team}/traces")
 async def list_stored_traces(
-    team: str,
-    service: ServiceDependency,
+    production: TeamOfAdmin,
     reader: TraceReaderDependency,
     store: StoreQuery = "run",
     purpose: Purpose | None = None,
@@ -55,7 +59,6 @@ async def list_stored_traces(
     limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 50,
 ) -> Response:
     """Lists stored episodes without their turns, newest first; `before` is the last episode of the page before."""
-    production = service.team(team)
     filters: dict[str, Any] = {"purpose": purpose, "iteration": iteration, "status": status, "task_id": task or None}
     return _json_response(
         await reader.read(lambda: list_traces(production, store=store, limit=limit, before=before, **filters))
@@ -64,35 +67,33 @@ async def list_stored_traces(
 
 @router.get("/teams/{team}/traces/{trace_id}")
 async def get_trace(
-    team: str, trace_id: str, service: ServiceDependency, reader: TraceReaderDependency, store: StoreQuery = "run"
+    production: TeamOfAdmin, trace_id: str, reader: TraceReaderDependency, store: StoreQuery = "run"
 ) -> Response:
     """Returns a whole trace by its id or a unique prefix of it: turns, tool calls, tokens with logprobs, rewards."""
-    production = service.team(team)
     return _json_response(await reader.read(lambda: read_trace(production, trace_id, store=store)))
 
 
 @router.get("/teams/{team}/tasks/{task_id:path}")
 async def compare_teams_on_task(
-    team: str,
+    production: TeamOfAdmin,
     task_id: str,
-    service: ServiceDependency,
     reader: TraceReaderDependency,
     store: StoreQuery = "run",
     purpose: Purpose | None = None,
 ) -> Response:
     """Returns the episodes of one task, grouped by the team that played them."""
-    production = service.team(team)
     return _json_response(await reader.read(lambda: compare_task(production, task_id, store=store, purpose=purpose)))
 
 
-def status_of(service: Service, statuses: Sequence[Status]) -> dict[str, Any]:
-    """Returns the content of the overview: the teams of this replica with the figures of all replicas.
+def status_of(service: Service, statuses: Sequence[Status], teams: Sequence[Production]) -> dict[str, Any]:
+    """Returns the content of the overview: teams of this replica with the figures of all replicas.
 
     It holds no prompt, no answer and no user.
 
     Args: statuses: `Service.status` of every replica that answers, this one first.
     """
     config = service.config
+    faults = [s["keys_faults"].get(team.name, "") for s in statuses for team in teams]
     return {
         "gateway": service.name,
         "num_replicas": config.num_replicas,
@@ -104,9 +105,9 @@ def status_of(service: Service, statuses: Sequence[Status]) -> dict[str, Any]:
         "episodes": sum(s["num_episodes"] for s in statuses),
         "max_in_flight": config.max_in_flight * len(statuses),
         "max_queued": config.max_queued * len(statuses),
-        "has_keys": bool(config.keys_file),
-        "keys_fault": next((s["keys_fault"] for s in statuses if s["keys_fault"]), ""),
-        "teams": [_team_status(production, statuses) for _, production in sorted(service.teams.items())],
+        "has_keys": service.callers.has_keys,
+        "keys_fault": next(filter(None, faults), ""),
+        "teams": [_team_status(team, statuses) for team in teams],
     }
 
 

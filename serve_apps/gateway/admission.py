@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from serve_apps.gateway.api_keys import ApiKey
+from serve_apps.gateway.api_keys import ApiKey, Holder
 from serve_apps.openai_api.protocol import ApiError
 
 RATE_HEADERS = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
@@ -24,11 +24,11 @@ class Admission:
     def __init__(self, *, max_in_flight: int, max_queued: int, queue_timeout_s: float) -> None:
         self._max_in_flight, self._max_queued, self._timeout_s = max_in_flight, max_queued, queue_timeout_s
         self.num_in_flight = 0
-        self._num_of_key: Counter[str] = Counter()
-        """Slots by the name of the key that has them."""
+        self._num_of_key: Counter[Holder] = Counter()
+        """Slots by the holder of the key that has them."""
         self._waiting: deque[_Waiting] = deque()
-        self._buckets: dict[str, tuple[float, float]] = {}
-        """By key name: requests left, and the time at which that many were left."""
+        self._buckets: dict[Holder, tuple[float, float]] = {}
+        """By holder of a key: requests left, and the time at which that many were left."""
 
     @property
     def num_waiting(self) -> int:
@@ -40,7 +40,7 @@ class Admission:
         rate = key.requests_per_minute
         if rate is None:
             return {}
-        left, counted_at = self._buckets.get(key.name, (float(rate), time.monotonic()))
+        left, counted_at = self._buckets.get(key.holder, (float(rate), time.monotonic()))
         left = min(rate, left + (time.monotonic() - counted_at) * rate / 60)
         values = str(rate), str(int(left)), f"{(rate - left) * 60 / rate:.3f}s"
         return dict(zip(RATE_HEADERS, values, strict=True))
@@ -54,23 +54,23 @@ class Admission:
         if rate is None:
             return
         now = time.monotonic()
-        left, counted_at = self._buckets.get(key.name, (float(rate), now))
+        left, counted_at = self._buckets.get(key.holder, (float(rate), now))
         left = min(rate, left + (now - counted_at) * rate / 60)
         if left < 1:
-            self._buckets[key.name] = left, now
+            self._buckets[key.holder] = left, now
             raise ApiError(
                 429,
                 f"API key {key.name!r} may make {rate} requests per minute",
                 code="rate_limit_exceeded",
                 retry_after_s=(1 - left) * 60 / rate,
             )
-        self._buckets[key.name] = left - 1, now
+        self._buckets[key.holder] = left - 1, now
 
-    async def enter(self, key: str, *, share: float = 1.0) -> None:
+    async def enter(self, key: Holder, *, share: float = 1.0) -> None:
         """Takes a slot, after waiting in the queue if need be. Give each slot back with one `leave`.
 
         Args:
-            key: the name of the API key that asks.
+            key: the holder of the API key that asks (`ApiKey.holder`).
             share: of the slots, and of the queue, that requests of this key may take; at least one of each.
         """
         most = max(1, int(share * self._max_in_flight))
@@ -81,7 +81,7 @@ class Admission:
         if len(self._waiting) >= self._max_queued or num_waiting >= max(1, int(share * self._max_queued)):
             raise ApiError(
                 429,
-                f"{self.num_in_flight} requests are being answered and {len(self._waiting)} are waiting, of API key {key!r} "
+                f"{self.num_in_flight} requests are being answered and {len(self._waiting)} are waiting, of API key {key.name!r} "
                 f"{self._num_of_key[key]} and {num_waiting}: try again later",
                 code="overloaded",
                 retry_after_s=1,
@@ -103,7 +103,7 @@ class Admission:
             self._stop_waiting(waiting)
             raise
 
-    def leave(self, key: str) -> None:
+    def leave(self, key: Holder) -> None:
         """Gives a slot back; the first request in the queue whose key may have one more gets it."""
         self.num_in_flight -= 1
         self._num_of_key[key] -= 1
@@ -118,7 +118,7 @@ class Admission:
         if not self._num_of_key[key]:
             del self._num_of_key[key]
 
-    def _take(self, key: str) -> None:
+    def _take(self, key: Holder) -> None:
         self.num_in_flight += 1
         self._num_of_key[key] += 1
 
@@ -134,7 +134,7 @@ class Admission:
 class _Waiting:
     """A request in the queue."""
 
-    key: str
+    key: Holder
     most: int
     """How many slots its key may have."""
     turn: asyncio.Future[None]

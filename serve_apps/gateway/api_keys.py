@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 
 from serve_apps.openai_api.protocol import ApiError
 
@@ -23,6 +23,13 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "troupe-"
 CHECK_INTERVAL_S = 1.0
 """How often the file is checked for changes."""
+
+
+class Holder(NamedTuple):
+    """Who sends a key. Keys of one name in two files have two holders."""
+
+    file: str
+    name: str
 
 
 class ApiKey(BaseModel):
@@ -36,6 +43,12 @@ class ApiKey(BaseModel):
     expires_at: float | None = None
     """Unix seconds; null: it never expires."""
     requests_per_minute: int | None = Field(None, ge=1)
+    _file: str = PrivateAttr("")
+
+    @property
+    def holder(self) -> Holder:
+        """Who sends the key."""
+        return Holder(self._file, self.name)
 
 
 KEYS = TypeAdapter(list[ApiKey])
@@ -100,41 +113,56 @@ def key_header(headers: Mapping[str, str]) -> str | None:
     return headers.get("authorization") or (f"Bearer {own}" if own else None)
 
 
-class KeyRing:
-    """The keys that are valid now. If the file is broken while the gateway runs, the last good keys stay valid."""
+def with_scope(keys: Mapping[str, ApiKey], *scopes: Scope) -> dict[str, ApiKey]:
+    """Returns the keys that have one of the scopes; ApiError 403 where none has."""
+    allowed = {name: key for name, key in keys.items() if set(scopes) & set(key.scopes)}
+    if not allowed:
+        key, needed = next(iter(keys.values())), " or ".join(map(repr, scopes))
+        raise ApiError(
+            403,
+            f"API key {key.name!r} has the scopes {', '.join(key.scopes)}; this needs {needed}",
+            code="missing_scope",
+        )
+    return allowed
 
-    def __init__(self, path: Path | None) -> None:
-        """Reads the file; ValueError where it cannot be read. Without a path every caller may do everything."""
+
+class KeyRing:
+    """The keys of one file that are valid now. If the file is broken while the gateway runs, the last good keys stay valid."""
+
+    def __init__(self, path: Path | None, *, may_be_unreadable: bool = False) -> None:
+        """Reads the file; without a path every caller may do everything.
+
+        Args: may_be_unreadable: no key is valid until the file can be read, instead of a ValueError.
+        """
         self._path = path
         self._by_hash: Mapping[str, ApiKey] = {}
         self._stamp, self._checked_at = (0, 0, 0), 0.0
         self.fault = ""
         """Why the file's last change could not be loaded; empty where it was."""
         if path is not None:
-            self._load(path)
+            try:
+                self._load(path)
+            except ValueError as error:
+                if not may_be_unreadable:
+                    raise
+                self.fault = str(error)
 
-    def check(self, header: str | None, *scopes: Scope) -> ApiKey:
-        """Returns the key that the `Authorization` header names; ApiError 401, or 403 where it has none of the scopes."""
-        key = self.find(header)
-        if not set(scopes) & set(key.scopes):
-            needed = " or ".join(map(repr, scopes))
-            raise ApiError(
-                403,
-                f"API key {key.name!r} has the scopes {', '.join(key.scopes)}; this needs {needed}",
-                code="missing_scope",
-            )
-        return key
+    @property
+    def has_file(self) -> bool:
+        """Whether callers need a key."""
+        return self._path is not None
 
     @property
     def num_callers(self) -> int:
-        """The number of keys that may call models."""
-        return sum("call" in key.scopes for key in self._by_hash.values())
+        """The number of keys that may call models; without a file all callers are one."""
+        return 1 if self._path is None else sum("call" in key.scopes for key in self._by_hash.values())
 
     def find(self, header: str | None) -> ApiKey:
         """Returns the key that the `Authorization` header names, whatever it may do; ApiError 401."""
         if self._path is None:
             return ANYONE
-        self._reload_if_changed(self._path)
+        if time.monotonic() >= self._checked_at + CHECK_INTERVAL_S:
+            self.reload_if_changed()
         kind, _, secret = (header or "").partition(" ")
         if kind.lower() != "bearer" or not secret:
             raise ApiError(401, "no API key: send `Authorization: Bearer KEY`", code="missing_api_key")
@@ -147,19 +175,20 @@ class KeyRing:
             raise ApiError(401, f"API key {key.name!r} has expired: ask for a new one", code="expired_api_key")
         return key
 
-    def _reload_if_changed(self, path: Path) -> None:
-        if time.monotonic() < self._checked_at + CHECK_INTERVAL_S:
-            return
+    def reload_if_changed(self) -> None:
+        """Reads the file again where it has changed."""
         self._checked_at = time.monotonic()
         try:
-            if _stamp(path) != self._stamp:
-                self._load(path)
+            if self._path is not None and _stamp(self._path) != self._stamp:
+                self._load(self._path)
         except (ValueError, OSError) as error:
             self.fault = str(error)
 
     def _load(self, path: Path) -> None:
         stamp = _stamp(path)  # before the file is read, so that a change meanwhile is seen at the next check
         keys = read_keys(path)
+        for key in keys:
+            key._file = str(path)
         self._by_hash = {key.sha256: key for key in keys}
         self._stamp, self._checked_at, self.fault = stamp, time.monotonic(), ""
 

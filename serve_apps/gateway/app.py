@@ -1,7 +1,8 @@
 """app: the Serve application that callers use. It is OpenAI's API over deployed teams, with whole workflows.
 
     caller ── HTTP ──> Gateway replica (FastAPI, uvicorn) ──> policy apps of the set that its team is on
-                            ▲ user_config: which team version on which set; replaced as a whole while the replica runs
+                            ▲ user_config: which team version on which set, whom each team lets in and what is stored of it;
+                              replaced as a whole while the replica runs
 
 Each replica listens itself, on one port for all replicas of a machine. Serve's own proxies are not used: they are configured
 once per cluster, when Serve starts, which a run's cluster does without them; and they would copy every token of a stream.
@@ -20,7 +21,7 @@ import httpx
 import ray
 from ray import serve
 
-from serve_apps.config import GatewayConfig
+from serve_apps.config import GatewayPortConfig
 from serve_apps.gateway.episodes import GatewayEpisodes
 from serve_apps.gateway.http_api import build_api
 from serve_apps.gateway.http_server import DRAIN_S, make_server
@@ -38,35 +39,36 @@ DEPLOYMENT = "Gateway"
 IMPORT_PATH = "serve_apps.gateway.app:build_app"
 
 
-def app_name(config: GatewayConfig) -> str:
+def app_name(config: GatewayPortConfig) -> str:
     """Returns the name of the gateway's app: there is one gateway per port."""
     return f"gateway-{config.port}"
 
 
-def shadows_name(config: GatewayConfig) -> str:
+def shadows_name(config: GatewayPortConfig) -> str:
     """Returns the name of the app that answers this gateway's shadow requests; it starts with the first shadow traffic."""
     return f"shadows-{config.port}"
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
-    """Builds a Serve application with one deployment, `Gateway`, from `GatewayConfig` as JSON."""
-    config = GatewayConfig.model_validate(args)
+    """Builds a Serve application with one deployment, `Gateway`, from `GatewayPortConfig` as JSON."""
+    config = GatewayPortConfig.model_validate(args)
     return Gateway.options(  # type: ignore[attr-defined]
         num_replicas=config.num_replicas,
         ray_actor_options={"num_cpus": config.cpus, "runtime_env": {"env_vars": {"HF_HUB_OFFLINE": "1"}}},
         graceful_shutdown_timeout_s=DRAIN_S + 5,
+        max_surge_percent=100,  # with other settings of the port, a replica listens before the one that it replaces stops
         health_check_period_s=5,
     ).bind(args)
 
 
-def gateway_entry(name: str, config: GatewayConfig, teams: Mapping[str, TeamRoute]) -> dict[str, Any]:
+def gateway_entry(name: str, config: GatewayPortConfig, teams: Mapping[str, TeamRoute]) -> dict[str, Any]:
     """Returns the application's entry in Serve's config, JSON values only."""
     args = config.model_dump(mode="json")
     return new_entry(name, import_path=IMPORT_PATH, args=args, deployment=DEPLOYMENT, user_config=user_config(teams))
 
 
 def user_config(teams: Mapping[str, TeamRoute]) -> dict[str, Any]:
-    """Returns the routes of all teams as `Gateway.reconfigure` takes them."""
+    """Returns the routes of all teams, with the settings of each, as `Gateway.reconfigure` takes them."""
     return {"teams": {name: team.model_dump(mode="json") for name, team in teams.items()}}
 
 
@@ -80,7 +82,7 @@ class Gateway:
         ValueError where the port is taken, or a variable of `telemetry.headers` is not set.
         """
         configure()
-        config = GatewayConfig.model_validate(args)
+        config = GatewayPortConfig.model_validate(args)
         begin_export(config.telemetry, service="troupe-gateway")
         cluster = sha256(ray.get_runtime_context().gcs_address.encode()).hexdigest()[
             :16
@@ -104,7 +106,7 @@ class Gateway:
         """
         routes = parse_teams(user_config)
         try:
-            self._service.teams = await build_teams(self._service.teams, routes)
+            self._service.deploy(await build_teams(self._service.teams, routes))
             self._error = ""
         except (ValueError, OSError, ImportError) as error:
             self._error, self._refused = str(error), user_config["teams"]
@@ -117,10 +119,11 @@ class Gateway:
             self._serving = asyncio.ensure_future(self._server.serve(sockets=self._sockets))
 
     async def status(self) -> dict[str, Any]:
-        """Returns what `Service.status` does, the teams deployed here, and why the last change was refused."""
+        """Returns what `Service.status` does, the port's settings, the teams deployed here, and why the last change was refused."""
         return {
             **self._service.status(),
             "replica_id": serve.get_replica_context().replica_tag,
+            "port": self._service.config.model_dump(mode="json"),
             "teams": {name: p.config.model_dump(mode="json") for name, p in self._service.teams.items()},
             "refused": self._refused if self._error else {},
             "error": self._error,

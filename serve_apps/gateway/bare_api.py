@@ -17,7 +17,7 @@ from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.model_call import ModelCall, check_length
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.slots import Slot
-from serve_apps.gateway.teams import model_of, team_of_model
+from serve_apps.gateway.teams import model_of
 from serve_apps.long_texts import worked_on
 from serve_apps.openai_api.completion_request import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from serve_apps.openai_api.http_errors import unless_gone
@@ -29,8 +29,7 @@ router = APIRouter(route_class=LongBodyRoute)
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request, service: ServiceDependency) -> Response:
     """Continues prompts by the model of a group, without a chat template; agents answer chats."""
-    key = service.authorize(request, "call", counts=True)
-    production = team_of_model(service.teams, body.model)
+    production, key = service.authorize(request, "call", model=body.model, counts=True)
     slot = await service.take_slot(production.name, body.user, key)
     with released_unless_streamed(service, slot) as start_stream:
         group, agent = model_of(slot.team, body.model)
@@ -55,8 +54,7 @@ async def create_completion(body: CompletionRequest, request: Request, service: 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request, service: ServiceDependency) -> Response:
     """Returns the tokens of a chat as an agent or a model group gets them, or those of a bare text."""
-    key = service.authorize(request, "call", counts=True)
-    with await _slot(service, body.model, key) as team:
+    with await _slot(service, body.model, request) as team:
         group, agent = model_of(team, body.model)
         tokenizer, context = team.acting.tokenizers[group], team.acting.max_model_len[group]
 
@@ -77,17 +75,16 @@ async def tokenize(body: TokenizeRequest, request: Request, service: ServiceDepe
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request, service: ServiceDependency) -> dict[str, str]:
     """Returns the text of tokens, special ones included."""
-    key = service.authorize(request, "call", counts=True)
-    with await _slot(service, body.model, key) as team:
+    with await _slot(service, body.model, request) as team:
         group, _ = model_of(team, body.model)
         text_of = team.acting.tokenizers[group].text_of
         return {"prompt": await worked_on(body.num_characters, lambda: text_of(body.tokens))}
 
 
-async def _slot(service: Service, model: str, key: ApiKey) -> Slot:
+async def _slot(service: Service, model: str, request: Request) -> Slot:
     """Takes a place as any request does: tokenizing is work."""
-    team = team_of_model(service.teams, model)
-    return await service.take_slot(team.name, None, key)
+    production, key = service.authorize(request, "call", model=model, counts=True)
+    return await service.take_slot(production.name, None, key)
 
 
 def _ended(service: Service, slot: Slot, key: ApiKey, calls: list[ModelCall]) -> None:

@@ -59,20 +59,19 @@ class Pending:
 
 
 class Capture:
-    """Stores episodes of one gateway replica. It lives in one event loop.
+    """Stores episodes of one team on one gateway replica. It lives in one event loop.
 
     Its writer begins with the first episode; `close` it at the end.
     """
 
     def __init__(self, config: CaptureConfig, *, count: Callable[[str, int], None]) -> None:
         """Args: count: is called with an outcome (kept, redacted, dropped, failed, feedback) and a number of episodes."""
-        self._config, self._count = config, count
+        self.config, self._count = config, count
         self._redaction = Redaction(config.redact)
         self._pending: deque[Pending] = deque()
         self._writing: list[Pending] = []
         self._num_characters = 0
         """Of the pending episodes and those that are being written."""
-        self._num_searches = 0
         self._stores: dict[str, ServedStore] = {}
         self._num_allowed = 0
         self._writer: asyncio.Task[None] | None = None
@@ -84,10 +83,10 @@ class Capture:
 
         Args: store: the field `store` of the request.
         """
-        is_allowed = store is True or (store is None and self._config.consent == "given")
-        if not is_allowed or not self._config.share:
+        is_allowed = store is True or (store is None and self.config.consent == "given")
+        if not is_allowed or not self.config.share:
             return False
-        n, share = self._num_allowed, self._config.share
+        n, share = self._num_allowed, self.config.share
         self._num_allowed += 1
         return int((n + 1) * share) > int(n * share)
 
@@ -106,7 +105,7 @@ class Capture:
         Args: score: the caller's feedback on it, -1 to 1, if it is known already.
         """
         size = _size_of(trace)
-        is_full = len(self._pending) >= self._config.max_pending or self._num_characters + size > MAX_CHARACTERS
+        is_full = len(self._pending) >= self.config.max_pending or self._num_characters + size > MAX_CHARACTERS
         if stores is None or is_full:
             self._count("dropped", 1)
             return "dropped"
@@ -126,6 +125,11 @@ class Capture:
             self._writer = asyncio.ensure_future(self._write_repeatedly())
         return "kept"
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether an episode was taken, and `close` has something to end."""
+        return self._writer is not None
+
     async def close(self) -> None:
         """Writes the pending episodes and ends the writer."""
         if self._writer is not None:
@@ -135,52 +139,21 @@ class Capture:
 
     async def _write_repeatedly(self) -> None:
         while True:
-            await asyncio.sleep(self._config.flush_s)
+            await asyncio.sleep(self.config.flush_s)
             await asyncio.shield(self._flush())  # `close` cancels this task: a write that has begun must end
 
-    async def store_feedback(self, uris: list[str], trace_id: str, feedback: FeedbackRequest, key: ApiKey) -> Feedback:
-        """Stores a caller's feedback on an answer that it got.
+    async def has_answer(self, uri: str, trace_id: str, *, team: str, key: ApiKey) -> bool:
+        """Whether a store has an answer of this team to this caller, or will have it: feedback may come before it is written."""
+        pending = [*self._pending, *self._writing]
+        served = [p.served for p in pending if p.trace.episode_id == trace_id]
+        if not served and (trace := await asyncio.to_thread(self._read, uri, trace_id)):
+            served = [trace.outcome_metadata[SERVED]]
+        return any(s["team"] == team and ("admin" in key.scopes or s["key"] == key.name) for s in served)
 
-        ApiError 404 where no such answer of this caller is stored, 503 where the store cannot be read or written.
-        """
-        if self._num_searches >= MAX_SEARCHES:
-            raise ApiError(
-                429, "too much feedback is being stored: try again later", code="overloaded", retry_after_s=1
-            )
-        stored = Feedback(trace_id=trace_id, key=key.name, at=time.time(), **feedback.model_dump())
-        self._num_searches += 1
-        try:
-            uri = await self._find_uri(uris, trace_id, key)
-            await asyncio.to_thread(lambda: self._store(uri).write_feedback(self._redaction.clean(stored)))
-        except (UnreadableStore, OSError) as error:
-            logger.warning("feedback on %s is not stored: %s", trace_id, error)
-            reason = "the store of answers cannot be used now: try again later; the gateway's log says why"
-            raise ApiError(503, reason, code="store_unreadable") from error
-        finally:
-            self._num_searches -= 1
+    async def write_feedback(self, uri: str, feedback: Feedback) -> None:
+        """Stores a caller's feedback on an answer."""
+        await asyncio.to_thread(lambda: self._store(uri).write_feedback(self._redaction.clean(feedback)))
         self._count("feedback", 1)
-        return stored
-
-    async def _find_uri(self, uris: list[str], trace_id: str, key: ApiKey) -> str:
-        """Returns the store that has this answer, or will have it: feedback may come before its episode is written."""
-        for _ in range(2):  # a second time after a wait, since another replica may be about to write it
-            pending = [*self._pending, *self._writing]
-            matches = [(p.uri, p.served) for p in pending if p.trace.episode_id == trace_id]
-            stored = [(u, t) for u in uris if (t := await asyncio.to_thread(self._read, u, trace_id))]
-            matches += [(uri, trace.outcome_metadata[SERVED]) for uri, trace in stored]
-            for uri, served in matches:
-                if "admin" in key.scopes or served["key"] == key.name:
-                    return uri
-            if matches:
-                break
-            await asyncio.sleep(2 * self._config.flush_s)
-        raise ApiError(
-            404,
-            f"no answer {trace_id!r} to API key {key.name!r} is stored: answers are stored for a limited time, and only if "
-            "the request says store: true",
-            code="trace_not_found",
-            param="trace_id",
-        )
 
     def _read(self, uri: str, trace_id: str) -> Trace | None:
         return self._store(uri).served(trace_id)
@@ -240,14 +213,109 @@ class Capture:
             return
         self._retention_checked_at[uri] = time.monotonic()
         try:
-            before = time.time() - self._config.keep_days * 86_400
+            before = time.time() - self.config.keep_days * 86_400
             num_dropped = await asyncio.to_thread(self._stores[uri].drop_before, before)
         except (OSError, RuntimeError, ValueError) as error:
             # Another replica does the same at this moment, or the store is down.
             logger.warning("old episodes stay in %s for another hour: %s", uri, error)
         else:
             if num_dropped:
-                logger.info("removed %d served episodes older than %g days", num_dropped, self._config.keep_days)
+                logger.info("removed %d served episodes older than %g days", num_dropped, self.config.keep_days)
+
+
+class Captures:
+    """The captures of all teams of one gateway replica, each as its team's settings say."""
+
+    def __init__(self, *, count: Callable[[str, int], None]) -> None:
+        """Args: count: see Capture."""
+        self._count = count
+        self._of_team: dict[str, Capture] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._num_searches = 0
+
+    def follow(self, teams: Mapping[str, CaptureConfig]) -> None:
+        """Captures as these settings say from now on. What waits to be written is written as it was taken."""
+        before, self._of_team = self._of_team, {}
+        for name, config in teams.items():
+            kept = before.get(name)
+            is_same = kept is not None and kept.config == config
+            self._of_team[name] = kept if kept and is_same else Capture(config, count=self._count)
+        for name, capture in before.items():
+            if self._of_team.get(name) is not capture and capture.is_writing:
+                closing = asyncio.ensure_future(capture.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+
+    def should_keep(self, team: ServedTeam, store: bool | None) -> bool:
+        """Whether to store an answer of a team; see `Capture.should_keep`."""
+        return team.name in self._of_team and self._of_team[team.name].should_keep(store)
+
+    def keep_trace(
+        self,
+        stores: TeamStores | None,
+        trace: Trace,
+        *,
+        team: ServedTeam,
+        key: ApiKey,
+        is_trainable: bool,
+        score: float | None = None,
+    ) -> Captured:
+        """Puts an episode on the pending list of its team; see `Capture.keep_trace`."""
+        if team.name not in self._of_team:
+            self._count("dropped", 1)
+            return "dropped"
+        capture = self._of_team[team.name]
+        return capture.keep_trace(stores, trace, team=team, key=key, is_trainable=is_trainable, score=score)
+
+    async def store_feedback(
+        self, stores: Mapping[str, str], trace_id: str, feedback: FeedbackRequest, keys: Mapping[str, ApiKey]
+    ) -> Feedback:
+        """Stores a caller's feedback on an answer that it got of one of the teams that it reaches.
+
+        ApiError 404 where no such answer of this caller is stored, 503 where the store cannot be read or written.
+
+        Args:
+            stores: the URI of the served episodes of each team.
+            keys: by team, the caller's keys.
+        """
+        if self._num_searches >= MAX_SEARCHES:
+            raise ApiError(
+                429, "too much feedback is being stored: try again later", code="overloaded", retry_after_s=1
+            )
+        self._num_searches += 1
+        try:
+            team = await self._team_of_answer(stores, trace_id, keys)
+            stored = Feedback(trace_id=trace_id, key=keys[team].name, at=time.time(), **feedback.model_dump())
+            await self._of_team[team].write_feedback(stores[team], stored)
+        except (UnreadableStore, OSError) as error:
+            logger.warning("feedback on %s is not stored: %s", trace_id, error)
+            reason = "the store of answers cannot be used now: try again later; the gateway's log says why"
+            raise ApiError(503, reason, code="store_unreadable") from error
+        finally:
+            self._num_searches -= 1
+        return stored
+
+    async def close(self) -> None:
+        """Writes all pending episodes and ends the writers."""
+        for capture in self._of_team.values():
+            await capture.close()
+        if self._closing:
+            await asyncio.wait({*self._closing})
+
+    async def _team_of_answer(self, stores: Mapping[str, str], trace_id: str, keys: Mapping[str, ApiKey]) -> str:
+        captures = {name: self._of_team[name] for name in stores if name in keys}
+        for _ in range(2):  # a second time after a wait, since another replica may be about to write it
+            for name, capture in captures.items():
+                if await capture.has_answer(stores[name], trace_id, team=name, key=keys[name]):
+                    return name
+            await asyncio.sleep(2 * max((capture.config.flush_s for capture in captures.values()), default=0))
+        raise ApiError(
+            404,
+            f"no answer {trace_id!r} to API key {next(iter(keys.values())).name!r} is stored: answers are stored for a limited time, "
+            "and only if the request says store: true",
+            code="trace_not_found",
+            param="trace_id",
+        )
 
 
 def _size_of(trace: Trace) -> int:

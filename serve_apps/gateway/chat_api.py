@@ -20,7 +20,7 @@ from serve_apps.gateway.figures import chat_figures
 from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.slots import Slot
-from serve_apps.gateway.teams import model_of, team_of_model
+from serve_apps.gateway.teams import model_of
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import unless_gone
 
@@ -30,8 +30,7 @@ router = APIRouter(route_class=LongBodyRoute)
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request, service: ServiceDependency) -> Response:
     """Answers a chat with an agent or a model group, at once or as server-sent events."""
-    key = service.authorize(request, "call", counts=True)
-    production = team_of_model(service.teams, body.model)
+    production, key = service.authorize(request, "call", model=body.model, counts=True)
     slot = await service.take_slot(production.name, body.user, key)
     with released_unless_streamed(service, slot) as start_stream:
         chat = await prepare_chat(body, slot.team, *model_of(slot.team, body.model))
@@ -52,7 +51,7 @@ def chat_ended(service: Service, slot: Slot, key: ApiKey, chat: Chat) -> None:
     service.count_answer(
         slot, key, chat.usage["completion_tokens"], chat_figures(reply_body(chat, with_logprobs=False))
     )
-    is_kept, task_id = service.capture.should_keep(chat.request.store), f"request-{chat.id}"
+    is_kept, task_id = service.capture.should_keep(chat.team, chat.request.store), f"request-{chat.id}"
     if is_kept:
         trace = trace_of(chat, task_id=task_id, seconds=slot.seconds)
         service.keep_trace(trace, team=chat.team, key=key, is_trainable=is_trainable(chat))

@@ -36,8 +36,8 @@ async def open_episode(
     body: EpisodeRequest, request: Request, service: ServiceDependency, episodes: EpisodesDependency
 ) -> Response:
     """Begins an episode that the caller's program runs; its `base_url` is an OpenAI API of its own."""
-    key = service.authorize(request, "call", counts=True)
-    episode = episodes.open_episode(body, key)
+    production, key = service.authorize(request, "call", team=body.team, counts=True)
+    episode = episodes.open_episode(production, body, key)
     url = f"/v1/episodes/{episode.id}"
     reply = {
         "id": episode.id,

@@ -21,6 +21,7 @@ from serve_apps.gateway.api_keys import ApiKey
 from serve_apps.gateway.figures import chat_figures
 from serve_apps.gateway.open_episode import OpenEpisode, begin_episode
 from serve_apps.gateway.service import Service
+from serve_apps.gateway.teams import Production
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.protocol import ApiError, EpisodeRequest
 from serve_apps.policy.client import PolicyCallError
@@ -43,22 +44,23 @@ class GatewayEpisodes:
         self._recordings: dict[str, asyncio.Task[Trace]] = {}
         self._ended: OrderedDict[str, tuple[ApiKey, dict[str, Any]]] = OrderedDict()
 
-    def open_episode(self, request: EpisodeRequest, key: ApiKey) -> OpenEpisode:
-        """Begins an episode on a team; ApiError 404 without such a team, 429 where too many episodes are open."""
-        config = self._service.config.episodes
-        team = self._service.team(request.team).choose_contender(request.user)
-        num_own = sum(episode.key.name == key.name for episode in self._open.values())
+    def open_episode(self, production: Production, request: EpisodeRequest, key: ApiKey) -> OpenEpisode:
+        """Begins an episode on a team; ApiError 429 where too many episodes are open."""
+        limits = production.config.settings.episodes
+        team = production.choose_contender(request.user)
+        of_team = [episode for episode in self._open.values() if episode.team.name == team.name]
+        num_own = sum(episode.key.holder == key.holder for episode in of_team)
         share = self._service.share_of_a_key
-        if len(self._open) >= config.max_open or num_own >= max(1, int(share * config.max_open)):
+        if len(of_team) >= limits.max_open or num_own >= max(1, int(share * limits.max_open)):
             raise ApiError(
                 429,
-                f"{len(self._open)} episodes are open here, {num_own} of them of API key {key.name!r}, and at most {config.max_open} may "
+                f"{len(of_team)} episodes are open here, {num_own} of them of API key {key.name!r}, and at most {limits.max_open} may "
                 "be: end some, or try again later",
                 code="too_many_episodes",
                 retry_after_s=5,
             )
         self._check_kept(key, request.num_characters)
-        episode = begin_episode(self._service, team, request, key)
+        episode = begin_episode(self._service, team, request, key, limits)
         episode.num_characters += request.num_characters
         self._open[episode.id] = episode
         self._service.num_episodes += 1
@@ -74,12 +76,15 @@ class GatewayEpisodes:
 
     def find(self, episode_id: str, request: Request) -> OpenEpisode:
         """Returns an open episode that this caller began, or any for a key with scope `admin`; ApiError 404 or 410."""
-        key = self._service.authorize(request, "call", "admin", counts=True)
+        keys = self._service.keys_of(request, "call", "admin")
         episode = self._open.get(episode_id)
-        if episode is not None and _may_see(key, episode.key):
+        owner, ended = self._ended.get(episode_id, (None, {}))
+        team = episode.team.name if episode is not None else ended["troupe"]["team"] if owner is not None else ""
+        key = keys.get(team) or next(iter(keys.values()))
+        self._service.count_request(request, key)
+        if episode is not None and _may_see(keys.get(team), episode.key):
             return episode
-        owner, _ = self._ended.get(episode_id, (None, {}))
-        if owner is not None and _may_see(key, owner):
+        if owner is not None and _may_see(keys.get(team), owner):
             raise self._ended_error(episode_id)
         raise ApiError(
             404,
@@ -147,7 +152,7 @@ class GatewayEpisodes:
 
     def _check_kept(self, key: ApiKey, num_more: int) -> None:
         """ApiError 429 where open episodes keep too much: what a call says stays in memory until its episode ends."""
-        num_own = sum(e.num_characters for e in self._open.values() if e.key.name == key.name) + num_more
+        num_own = sum(e.num_characters for e in self._open.values() if e.key.holder == key.holder) + num_more
         num = sum(e.num_characters for e in self._open.values()) + num_more
         if num > MAX_CHARACTERS or num_own > self._service.share_of_a_key * MAX_CHARACTERS:
             raise ApiError(
@@ -181,7 +186,7 @@ class GatewayEpisodes:
             trace = replace(trace, task=replace(trace.task, prompt=episode.first_question))
         service, posted, captured = self._service, episode.outcome, "not_kept"
         score = None if posted is None or posted.score is None else 2 * posted.score - 1  # [0, 1] -> [-1, 1]
-        if service.capture.should_keep(episode.store):
+        if service.capture.should_keep(episode.team, episode.store):
             has_turns = bool(trace.turns)
             captured = service.keep_trace(
                 trace, team=episode.team, key=episode.key, is_trainable=has_turns, score=score
@@ -207,5 +212,6 @@ def _summary_of(trace: Trace, episode: OpenEpisode, captured: str) -> dict[str, 
     }
 
 
-def _may_see(key: ApiKey, owner: ApiKey) -> bool:
-    return key.name == owner.name or "admin" in key.scopes
+def _may_see(key: ApiKey | None, owner: ApiKey) -> bool:
+    """Args: key: that of the caller for the episode's team; None: it has none."""
+    return key is not None and (key.name == owner.name or "admin" in key.scopes)

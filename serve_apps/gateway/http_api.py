@@ -11,19 +11,18 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from starlette.middleware.cors import CORSMiddleware
 
 from serve_apps.gateway import admin_api, bare_api, chat_api, dashboard, messages_api, responses_api, workflow_api
-from serve_apps.gateway.admission import RATE_HEADERS
 from serve_apps.gateway.api_keys import SCOPES
 from serve_apps.gateway.api_state import ApiState, ServiceDependency, set_state
+from serve_apps.gateway.callers import NO_TEAM
 from serve_apps.gateway.episode_api import episode_router
 from serve_apps.gateway.episodes import GatewayEpisodes
 from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.mcp_api import McpEndpoint
-from serve_apps.gateway.request_limits import RequestLimits
+from serve_apps.gateway.request_limits import PagesOfTeams, RequestLimits
 from serve_apps.gateway.service import Service
-from serve_apps.gateway.teams import Production, team_of_model
+from serve_apps.gateway.teams import Production
 from serve_apps.gateway.trace_reader import TraceReader
 from serve_apps.openai_api.http_errors import add_errors
 from serve_apps.openai_api.messages import load_converters
@@ -88,12 +87,7 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
     if service.config.telemetry.endpoint:  # inside of the limits: requests without a key make no spans
         api.add_middleware(RequestSpans)
     api.add_middleware(RequestLimits, service=service)
-    if origins := service.config.allowed_origins:
-        headers = ["x-request-id", "x-troupe-team", "x-troupe-ignored", *RATE_HEADERS]
-        methods = ["GET", "POST"]
-        api.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"], expose_headers=headers
-        )
+    api.add_middleware(PagesOfTeams, callers=service.callers)
     add_errors(api)  # last, so that the refusals of the layers above are named as well
     return api
 
@@ -101,7 +95,7 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
 @router.get("/openapi.json", include_in_schema=False)
 async def get_document(request: Request, service: ServiceDependency) -> dict[str, Any]:
     """Returns the OpenAPI document of this API."""
-    service.authorize(request, *SCOPES)
+    service.keys_of(request, *SCOPES)
     document: dict[str, Any] = request.app.openapi()
     return document
 
@@ -109,21 +103,17 @@ async def get_document(request: Request, service: ServiceDependency) -> dict[str
 @router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(request: Request, service: ServiceDependency) -> dict[str, Any]:
-    """Lists the models: every agent and every model group of every deployed team, also under names without a slash."""
-    service.authorize(request, "call")
-    data = [
-        _model(service, production, name)
-        for production in service.teams.values()
-        for name in sorted(production.champion.models)
-    ]
+    """Lists the models: every agent and every model group of every team that the key opens, also under names without a slash."""
+    reached = [service.teams[name] for name in service.keys_of(request, "call")]
+    data = [_model(service, production, name) for production in reached for name in sorted(production.champion.models)]
     return {"object": "list", "data": data}
 
 
 @router.get("/v1/models/{model:path}")
 async def get_model(model: str, request: Request, service: ServiceDependency) -> dict[str, Any]:
     """Returns one model by its id, `TEAM/AGENT` or `TEAM/group/GROUP`."""
-    service.authorize(request, "call")
-    return _model(service, team_of_model(service.teams, model), model)
+    production, _ = service.authorize(request, "call", model=model)
+    return _model(service, production, model)
 
 
 def _model(service: Service, production: Production, name: str) -> dict[str, Any]:
@@ -142,8 +132,9 @@ async def give_feedback(
     trace_id: str, body: FeedbackRequest, request: Request, service: ServiceDependency
 ) -> dict[str, Any]:
     """Stores feedback on an answer that the caller got; the newest feedback counts. `trace_id` is the id of the answer."""
-    key = service.authorize(request, "feedback", counts=True)
-    feedback = await service.store_feedback(trace_id, body, key)
+    keys = service.keys_of(request, "feedback")
+    service.count_request(request, next(iter(keys.values())))
+    feedback = await service.store_feedback(trace_id, body, keys)
     return {"object": "trace.feedback", "trace_id": trace_id, "created": int(feedback.at), **body.model_dump()}
 
 
@@ -164,16 +155,14 @@ async def get_version() -> dict[str, str]:
 @router.get("/ready")
 async def get_readiness(request: Request, service: ServiceDependency) -> Response:
     """Reports whether a team is deployed; the status is 503 where none is. Needs no key, and names the teams to those who have one."""
-    teams = {name: production.champion.version for name, production in service.teams.items()}
-    body: dict[str, Any] = {"status": "ready" if teams else "no team is deployed"}
+    body: dict[str, Any] = {"status": "ready" if service.teams else NO_TEAM}
     with suppress(ApiError):
-        service.authorize(request, *SCOPES)
-        body["teams"] = teams
-    return JSONResponse(body, status_code=200 if teams else 503)
+        body["teams"] = {name: service.teams[name].champion.version for name in service.keys_of(request, *SCOPES)}
+    return JSONResponse(body, status_code=200 if service.teams else 503)
 
 
 @router.get("/metrics")
 async def get_metrics(request: Request, service: ServiceDependency) -> PlainTextResponse:
-    """Returns the metrics of this replica in Prometheus' text format. They name teams and keys: a key needs the scope `metrics`."""
-    service.authorize(request, "metrics")
-    return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+    """Returns the metrics of this replica in Prometheus' text format. They name the key's teams, and their keys: it needs the scope `metrics`."""
+    teams = service.keys_of(request, "metrics")
+    return PlainTextResponse(service.metrics.text(teams), media_type="text/plain; version=0.0.4")

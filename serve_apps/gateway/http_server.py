@@ -7,7 +7,7 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
-from serve_apps.config import GatewayConfig
+from serve_apps.config import GatewayPortConfig
 from serve_apps.gateway.connections import ConnectionLimits, LimitedConnection
 
 DRAIN_S = 20.0
@@ -16,7 +16,7 @@ IDLE_S = 75
 """How long a connection may be idle between two requests."""
 
 
-def make_server(api: FastAPI, config: GatewayConfig) -> uvicorn.Server:
+def make_server(api: FastAPI, config: GatewayPortConfig) -> uvicorn.Server:
     """Returns a server that listens on nothing yet: give `serve` its sockets. It leaves signals to the process."""
     limits = ConnectionLimits(max_open=config.max_connections, head_timeout_s=config.receive_timeout_s)
     server = uvicorn.Server(

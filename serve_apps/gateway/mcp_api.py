@@ -8,7 +8,7 @@ The server keeps no sessions, so that any replica can answer any request. Keys, 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -74,28 +74,33 @@ class McpEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request with a key of scope `call`; ApiError for others."""
         scope["route"] = self.route
-        self._service.authorize(Request(scope), "call")
+        self._service.keys_of(Request(scope), "call")
         await self._manager.handle_request(scope, receive, send)
 
-    async def _list_tools(self, _: Context, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        productions = self._service.teams.values()
-        return types.ListToolsResult(tools=[_tool(production) for production in productions])
+    async def _list_tools(self, context: Context, _: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_tool(self._service.teams[name]) for name in self._reached(context)])
 
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-        if params.name not in self._service.teams:
-            known = ", ".join(sorted(self._service.teams)) or "none: no team is deployed"
-            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; tools are {known}")
+        reached = self._reached(context)
         assert context.request is not None, "requests come over HTTP"
+        if params.name not in reached:
+            known = ", ".join(sorted(reached))
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; tools are {known}")
         try:
             run = await self._run(context.request, params.name, params.arguments or {})
         except ApiError as error:
             return types.CallToolResult(content=[types.TextContent(type="text", text=str(error))], is_error=True)
         return _result(run)
 
+    def _reached(self, context: Context) -> Collection[str]:
+        """Returns the names of the teams that the caller may call."""
+        assert context.request is not None, "requests come over HTTP"
+        return self._service.keys_of(context.request, "call")
+
     async def _run(self, request: Request, team: str, arguments: dict[str, Any]) -> WorkflowRun:
         """Runs a team's workflow; ApiError as the route of workflow runs raises it."""
         service = self._service
-        key = service.authorize(request, "call", counts=True)
+        _, key = service.authorize(request, "call", team=team, counts=True)
         try:
             body = RunRequest.model_validate(arguments)
         except ValidationError as error:

@@ -17,7 +17,7 @@ from serve_apps.gateway.chat_reply import complete_chat, stream_chunks
 from serve_apps.gateway.event_stream import chat_events, released_unless_streamed
 from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.service import Service
-from serve_apps.gateway.teams import model_of, team_of_model
+from serve_apps.gateway.teams import model_of
 from serve_apps.long_texts import worked_on
 from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.messages import (
@@ -58,10 +58,9 @@ router = APIRouter(route_class=AnthropicRoute)
 @router.post("/v1/messages")
 async def create_message(body: MessagesRequest, request: Request, service: ServiceDependency) -> Response:
     """Answers with an agent or a model group, at once or as server-sent events; tools, forms and limits are those of a chat."""
-    key = service.authorize(request, "call", counts=True)
     _check_on(service)
-    team = team_of_model(service.teams, body.model).name
-    slot = await service.take_slot(team, body.user, key)
+    production, key = service.authorize(request, "call", model=body.model, counts=True)
+    slot = await service.take_slot(production.name, body.user, key)
     with released_unless_streamed(service, slot) as start_stream:
         asked = await worked_on(body.num_characters, lambda: chat_of_messages(body))
         chat = await prepare_chat(asked, slot.team, *model_of(slot.team, body.model), kind="msg")
@@ -80,10 +79,10 @@ async def count_tokens(body: CountRequest, request: Request, service: ServiceDep
     A prompt that does not fit the context is counted, too: callers ask so that they can shorten it. One that has more characters
     than could fit is refused untokenized, since counting is work.
     """
-    key = service.authorize(request, "call", counts=True)
     _check_on(service)
+    production, key = service.authorize(request, "call", model=body.model, counts=True)
     # A place as any request takes: tokenizing is work.
-    with await service.take_slot(team_of_model(service.teams, body.model).name, None, key) as team:
+    with await service.take_slot(production.name, None, key) as team:
         group, agent = model_of(team, body.model)
 
         def count() -> int:

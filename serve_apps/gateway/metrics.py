@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Collection, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 from serve_apps.gateway.admission import Admission
 
@@ -81,6 +83,20 @@ class GatewayMetrics:
         """Counts episodes that callers allow to be stored, or feedback on them."""
         self._captured.labels(outcome).inc(num)
 
-    def text(self) -> str:
-        """Returns all metrics in Prometheus' text format."""
-        return generate_latest(self._registry).decode()
+    def text(self, teams: Collection[str]) -> str:
+        """Returns the metrics of these teams, and those of all requests together, in Prometheus' text format."""
+        return generate_latest(_Visible(self._registry, teams)).decode()
+
+
+class _Visible(CollectorRegistry):
+    """A registry without what is said of other teams."""
+
+    def __init__(self, registry: CollectorRegistry, teams: Collection[str]) -> None:
+        super().__init__()
+        self._all, self._teams = registry, teams
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields every metric, with the samples of these teams."""
+        for metric in self._all.collect():
+            metric.samples = [s for s in metric.samples if s.labels.get("team", "") in ("", *self._teams)]
+            yield metric

@@ -12,6 +12,7 @@ from typing import Any
 
 from serve_apps.acting_team import via
 from serve_apps.agent import Agent
+from serve_apps.config import GatewayEpisodesConfig
 from serve_apps.gateway.api_keys import ApiKey
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.teams import ServedTeam
@@ -82,21 +83,22 @@ class ExternalProgram(Workflow):
         return episode.outcome_of("")
 
 
-def begin_episode(service: Service, team: ServedTeam, request: EpisodeRequest, key: ApiKey) -> OpenEpisode:
+def begin_episode(
+    service: Service, team: ServedTeam, request: EpisodeRequest, key: ApiKey, limits_of_team: GatewayEpisodesConfig
+) -> OpenEpisode:
     """Makes an episode of a team; its recorder does not run yet."""
-    config = service.config.episodes
     name = f"ep-{service.replica}-{secrets.token_hex(12)}"
     spec = episode_spec(team, request, name=name)
     workflow = ExternalProgram(dict(team.acting.workflow.agents))
-    limits = team.team_spec.limits.model_copy(update={"episode_timeout_s": config.max_s})
+    limits = team.team_spec.limits.model_copy(update={"episode_timeout_s": limits_of_team.max_s})
     recorder = Recorder(spec, replace(team.acting, workflow=workflow), via(service.client(team)), limits)
     workflow.episode = OpenEpisode(
         recorder=recorder,
         id=name,
-        max_turns=config.max_turns,
+        max_turns=limits_of_team.max_turns,
         team=team,
         key=key,
         store=request.store,
-        idle_s=config.idle_s,
+        idle_s=limits_of_team.idle_s,
     )
     return workflow.episode

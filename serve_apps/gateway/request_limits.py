@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from urllib.parse import urlsplit
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_apps.config import LOOPBACK
-from serve_apps.gateway.api_keys import key_header
+from serve_apps.gateway.admission import RATE_HEADERS
+from serve_apps.gateway.callers import Callers
 from serve_apps.gateway.service import Service
 from serve_apps.openai_api.protocol import ApiError
 
@@ -30,9 +30,6 @@ class RequestLimits:
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
-        config = service.config
-        self._hosts = None if config.keys_file else {*LOOPBACK, config.host, *config.allowed_hosts}
-        """The hosts that requests may name; None: any, since each needs a key."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a refused request itself and passes the others on."""
@@ -53,7 +50,9 @@ class RequestLimits:
                 MutableHeaders(scope=message).update(scope.get("state", {}).get("rate_headers", {}))
             await send(message)
 
-        error = self._host_error(scope) or self._key_error(scope) or self._size_error(scope)
+        error = (
+            self._service.callers.answers_to(Headers(scope=scope)) or self._key_error(scope) or self._size_error(scope)
+        )
         try:
             if error is None:
                 await self._app(self._as_json(scope), self._limited(scope, receive), send_and_count)
@@ -63,23 +62,11 @@ class RequestLimits:
             if not has_begun:  # an unforeseen error: Starlette answers it with 500 outside of this middleware
                 count(500)
 
-    def _host_error(self, scope: Scope) -> ApiError | None:
-        """A page of another site that gives its own name this machine's address is the caller's browser, not the caller."""
-        host = Headers(scope=scope).get("host", "")
-        if self._hosts is None or _name_of(host) in self._hosts:
-            return None
-        return ApiError(
-            403,
-            f"this gateway has no keys and does not answer to the name {host[:100]!r}: ask for localhost, add the name to "
-            "gateway.allowed_hosts, or set gateway.keys_file",
-            code="host_not_allowed",
-        )
-
     def _key_error(self, scope: Scope) -> ApiError | None:
         if scope["method"] not in WITH_BODY:
             return None
         try:
-            self._service.keys.find(key_header(Headers(scope=scope)))
+            self._service.callers.keys(Headers(scope=scope))
         except ApiError as error:
             return error
         return None
@@ -124,18 +111,23 @@ class RequestLimits:
     def _as_json(self, scope: Scope) -> Scope:
         """Returns the request as one with a JSON body where it does not say what its body is.
 
-        Not without keys: a page of another site can make a browser send such a body, and the gateway could not tell.
+        Not without a key: a page of another site can make a browser send such a body, and the gateway could not tell.
         """
-        has_type = "content-type" in Headers(scope=scope)
-        if scope["method"] not in WITH_BODY or has_type or not self._service.config.keys_file:
+        headers = Headers(scope=scope)
+        if scope["method"] not in WITH_BODY or "content-type" in headers or not self._service.callers.knows(headers):
             return scope
         scope["headers"] = [*scope["headers"], (b"content-type", b"application/json")]
         return scope
 
 
-def _name_of(host: str) -> str:
-    """Returns the name in a `Host` header, without its port; empty where it has none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+class PagesOfTeams(CORSMiddleware):
+    """Lets pages call that any team allows: at which team they ask is not known before the body. There its door decides."""
+
+    def __init__(self, app: ASGIApp, callers: Callers) -> None:
+        headers = ["x-request-id", "x-troupe-team", "x-troupe-ignored", *RATE_HEADERS]
+        super().__init__(app, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=headers)
+        self._callers = callers
+
+    def is_allowed_origin(self, origin: str) -> bool:
+        """Whether a page of this origin may call."""
+        return self._callers.let_in(origin)

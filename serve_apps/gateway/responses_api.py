@@ -18,7 +18,7 @@ from serve_apps.gateway.chat_reply import complete_chat, stream_chunks
 from serve_apps.gateway.event_stream import named_events, released_unless_streamed
 from serve_apps.gateway.long_bodies import LongBodyRoute
 from serve_apps.gateway.service import Service
-from serve_apps.gateway.teams import model_of, team_of_model
+from serve_apps.gateway.teams import model_of
 from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.response_events import response_events
 from serve_apps.openai_api.responses import Item, ResponsesRequest, chat_of, response_of
@@ -29,10 +29,10 @@ router = APIRouter(route_class=LongBodyRoute)
 @router.post("/v1/responses")
 async def create_response(body: ResponsesRequest, request: Request, service: ServiceDependency) -> Response:
     """Answers with an agent or a model group, at once or as server-sent events; tools, forms and limits are those of a chat."""
-    key = service.authorize(request, "call", counts=True)
-    earlier = service.responses.items(body.previous_response_id, key.name)
+    production, key = service.authorize(request, "call", model=body.model, counts=True)
+    earlier = service.responses.items(body.previous_response_id, key.holder)
     chat_request, items = chat_of(body, earlier), [*earlier, *body.items]
-    slot = await service.take_slot(team_of_model(service.teams, body.model).name, body.user, key)
+    slot = await service.take_slot(production.name, body.user, key)
     with released_unless_streamed(service, slot) as start_stream:
         chat = await prepare_chat(chat_request, slot.team, *model_of(slot.team, body.model), kind="resp")
         if body.stream:
@@ -65,4 +65,4 @@ def _keep(
     service: Service, key: ApiKey, body: ResponsesRequest, items: Sequence[Item], response: dict[str, Any]
 ) -> None:
     if body.store is not False:
-        service.responses.add(response["id"], key.name, [*items, *response["output"]])
+        service.responses.add(response["id"], key.holder, [*items, *response["output"]])

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ray import serve
 
-from serve_apps.config import GatewayConfig
+from serve_apps.config import GatewayConfig, GatewayPortConfig, GatewayTeamConfig
 from serve_apps.gateway.app import app_name, gateway_entry, shadows_name, user_config
 from serve_apps.gateway.shadows_app import shadows_entry
+from serve_apps.gateway.shared_port import Change, settled
 from serve_apps.gateway.teams import TeamRoute, parse_teams
-from serve_apps.policy.app_list import Apps, change, deployed_apps, open_list, with_user_config
+from serve_apps.policy.app_list import Apps, deployed_apps, open_list, with_user_config
+from serve_apps.policy.app_list import change as change_list
 from serve_apps.policy.replicas import statuses_of
+from stores.files import local_path
 from stores.waiting import waiting
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 STATUS_TIMEOUT_S = 10.0
@@ -41,37 +48,73 @@ def gateway_statuses(config: GatewayConfig) -> list[dict[str, Any]]:
     return statuses_of(app_name(config), timeout_s=STATUS_TIMEOUT_S)
 
 
+def check_settings(config: GatewayConfig, name: str, *, change: Change) -> None:
+    """Raises ValueError where team `name` may not be deployed with this config: see `shared_port`."""
+    _settled(_entry(config), config, name, change)
+
+
 def route(
-    config: GatewayConfig, name: str, team_route: TeamRoute | None, *, state_file: str | Path, timeout_s: float
+    config: GatewayConfig,
+    name: str,
+    team_route: TeamRoute | None,
+    *,
+    state_file: str | Path,
+    timeout_s: float,
+    change: Change = "compatible",
 ) -> None:
     """Gives team `name` this route (None: takes the team off), and waits until every replica follows it.
 
     The other teams keep their routes, also those that change at the same time. Raises RouteError where a replica refuses the
     route or has not followed it within `timeout_s`; the team then gets its old route back.
+
+    Args: change: what may change of the gateway's settings; ValueError where `config` asks for more.
     """
     before: list[Apps] = []
+    expected: list[_Expected] = []
 
     def edit(apps: Apps) -> Apps:
-        before[:] = [dict(apps)]
         entry = apps.get(app_name(config))
+        port, settings = _settled(entry, config, name, "none" if team_route is None else change)
+        own = {} if team_route is None else {name: team_route.model_copy(update={"settings": settings})}
         teams = {} if entry is None else _teams_of(entry)
-        teams = {other: other_route for other, other_route in teams.items() if other != name}
-        teams |= {} if team_route is None else {name: team_route}
-        edited = apps | {app_name(config): gateway_entry(app_name(config), config, teams)}
+        teams = {other: other_route for other, other_route in teams.items() if other != name} | own
+        before[:] = [dict(apps)]
+        expected[:] = [
+            _Expected(
+                name=name,
+                route=own.get(name),
+                port=port,
+                is_moved=entry is not None and _port_of(entry) != port,
+                changes_settings=change != "none",
+            )
+        ]
+        edited = apps | {app_name(config): gateway_entry(app_name(config), port, teams)}
         player = shadows_name(config)
         if player in apps or any(
             team.shadow for team in teams.values()
         ):  # once started it stays for the next shadow traffic
-            edited[player] = shadows_entry(player, config, user_config(teams))
+            edited[player] = shadows_entry(player, port, user_config(teams))
         return edited
 
-    change(open_list(state_file), edit)
+    change_list(open_list(state_file), edit)
     try:
-        _wait_until_routed(config, name, team_route, timeout_s)
+        _wait_until_routed(config, expected[0], timeout_s)
     except RouteError:
         old_entry = before[0].get(app_name(config))
-        change(open_list(), lambda apps: _with_old_route(apps, config, name, old_entry))
+        change_list(open_list(), lambda apps: _with_old_route(apps, config, name, old_entry))
         raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Expected:
+    """What every replica must say before a route is in force."""
+
+    name: str
+    route: TeamRoute | None
+    port: GatewayPortConfig
+    is_moved: bool
+    """Whether replicas with other settings of the port are replaced: they must have stopped."""
+    changes_settings: bool
 
 
 def _with_old_route(apps: Apps, config: GatewayConfig, name: str, old_entry: dict[str, Any] | None) -> Apps:
@@ -90,23 +133,25 @@ def _with_old_route(apps: Apps, config: GatewayConfig, name: str, old_entry: dic
     return edited
 
 
-def _wait_until_routed(config: GatewayConfig, name: str, team_route: TeamRoute | None, timeout_s: float) -> None:
+def _wait_until_routed(config: GatewayConfig, expected: _Expected, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    expected = None if team_route is None else team_route.model_dump(mode="json")
+    name, num_replicas = expected.name, expected.port.num_replicas
+    team_route = None if expected.route is None else expected.route.model_dump(mode="json")
+    port = expected.port.model_dump(mode="json")
     while True:
         try:
             statuses = gateway_statuses(config)
         except TimeoutError:  # a replica is too busy to answer: ask again until the deadline
             statuses = []
-        late = [status for status in statuses if status["teams"].get(name) != expected]
+        late = [status for status in statuses if status["teams"].get(name) != team_route or status["port"] != port]
         for status in late:
             if (
-                status["error"] and status["refused"].get(name) == expected
+                status["error"] and status["refused"].get(name) == team_route
             ):  # an error about this route, not an earlier one
                 raise RouteError(f"gateway replica {status['replica_id']} refuses: {status['error']}")
-        if len(statuses) >= config.num_replicas and not late:
-            return
         app = serve.status().applications.get(app_name(config))
+        if len(statuses) >= num_replicas and not late and not (expected.is_moved and _is_changing(app)):
+            break
         messages = (
             "; ".join(_last_line(d.message) for d in app.deployments.values()) if app else "Serve has no such app"
         )
@@ -114,11 +159,20 @@ def _wait_until_routed(config: GatewayConfig, name: str, team_route: TeamRoute |
             raise RouteError(f"the gateway on port {config.port} did not start: {messages}")
         if time.monotonic() > deadline:
             raise RouteError(
-                f"after {timeout_s:g} s {len(statuses)} of {config.num_replicas} gateway replicas answer, and not all of them "
+                f"after {timeout_s:g} s {len(statuses)} of {num_replicas} gateway replicas answer, and not all of them "
                 f"follow the new route: {messages}"
             )
         with waiting(f"the gateway on port {config.port} to follow its new route"):
             time.sleep(POLL_S)
+    if fault := next(filter(None, (status["keys_faults"].get(name) for status in statuses)), None):
+        if expected.changes_settings:
+            raise RouteError(f"the gateway on port {config.port} cannot read the keys of team {name!r}: {fault}")
+        logger.warning("team %r: the keys of before stay in force: %s", name, fault)
+
+
+def _is_changing(app: Any) -> bool:
+    """Whether a replica of an app is about to start or to stop."""
+    return app is None or any(set(d.replica_states) - {"RUNNING"} for d in app.deployments.values())
 
 
 def _last_line(message: str) -> str:
@@ -136,3 +190,17 @@ def _entry(config: GatewayConfig) -> dict[str, Any] | None:
 
 def _teams_of(entry: Mapping[str, Any]) -> dict[str, TeamRoute]:
     return parse_teams(entry["deployments"][0]["user_config"])
+
+
+def _port_of(entry: Mapping[str, Any]) -> GatewayPortConfig:
+    return GatewayPortConfig.model_validate(entry["args"])
+
+
+def _settled(
+    entry: Mapping[str, Any] | None, config: GatewayConfig, name: str, change: Change
+) -> tuple[GatewayPortConfig, GatewayTeamConfig]:
+    if config.keys_file:  # replicas run in other folders than commands
+        config = config.model_copy(update={"keys_file": str(local_path(config.keys_file))})
+    running = None if entry is None else _port_of(entry)
+    teams = {} if entry is None else {other: team_route.settings for other, team_route in _teams_of(entry).items()}
+    return settled(config, name, running=running, teams=teams, change=change)

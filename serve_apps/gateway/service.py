@@ -10,25 +10,25 @@ import time
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import Request
 
-from serve_apps.config import GatewayConfig
+from serve_apps.config import CallConfig, GatewayPortConfig
 from serve_apps.gateway.admission import Admission
-from serve_apps.gateway.api_keys import ApiKey, KeyRing, Scope, key_header
-from serve_apps.gateway.capture import Capture, Captured
+from serve_apps.gateway.api_keys import ApiKey, Scope, with_scope
+from serve_apps.gateway.callers import Callers
+from serve_apps.gateway.capture import Captured, Captures
 from serve_apps.gateway.figures import Tally
 from serve_apps.gateway.metrics import GatewayMetrics
 from serve_apps.gateway.peer_replicas import NoPeers, PeerReplicas, Status
 from serve_apps.gateway.policy_stream import PolicyStreams, ServeStreams
 from serve_apps.gateway.shadowing import NoPlayer, Player, Shadowing, ShadowJob, ShadowResult
 from serve_apps.gateway.slots import InFlight, Slot
-from serve_apps.gateway.teams import Production, ServedTeam
+from serve_apps.gateway.teams import Production, ServedTeam, team_named, team_of_model
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.kept_responses import KeptResponses
-from serve_apps.openai_api.protocol import MAX_ECHO, ApiError, FeedbackRequest, RunRequest
+from serve_apps.openai_api.protocol import ApiError, FeedbackRequest, RunRequest
 from serve_apps.policy.serve_client import ServeClient
 from stores.served import Feedback
 from stores.types import Trace
@@ -43,7 +43,7 @@ class Service:
 
     def __init__(
         self,
-        config: GatewayConfig,
+        config: GatewayPortConfig,
         *,
         name: str = "",
         streams: PolicyStreams | None = None,
@@ -51,7 +51,7 @@ class Service:
         player: Player | None = None,
         address: str = "",
     ) -> None:
-        """Starts without any team. ValueError where the keys cannot be read.
+        """Starts without any team.
 
         Args:
             name: of the cluster, by which gateways on one port are told apart. Everybody may read it.
@@ -66,44 +66,67 @@ class Service:
         """Episodes that are open on this replica."""
         self.teams: Mapping[str, Production] = {}
         self.streams = streams or ServeStreams()
-        self.keys = KeyRing(Path(config.keys_file) if config.keys_file else None)
+        self.callers = Callers(host=config.host)
         self.admission = Admission(
             max_in_flight=config.max_in_flight, max_queued=config.max_queued, queue_timeout_s=config.queue_timeout_s
         )
         self.metrics = GatewayMetrics(self.admission)
-        self.capture = Capture(config.capture, count=self.metrics.count_captured)
+        self.capture = Captures(count=self.metrics.count_captured)
         self.responses = KeptResponses()
         self.started_at = time.time()
         self._in_flight = InFlight()
         self._tallies: dict[tuple[str, int], Tally] = {}
         self._shadowing = Shadowing(player or NoPlayer(), max_open=config.max_shadows)
-        self._clients: dict[tuple[tuple[str, str], ...], ServeClient] = {}
+        self._clients: dict[tuple[tuple[tuple[str, str], ...], CallConfig], ServeClient] = {}
 
-    def team(self, name: str) -> Production:
-        """Returns a team by its name; ApiError 404 names the teams that there are."""
-        if name not in self.teams:
-            raise ApiError(
-                404,
-                f"there is no team {name[:MAX_ECHO]!r}; teams are {', '.join(sorted(self.teams)) or 'none: no team is deployed'}",
-                code="team_not_found",
-                param="team",
-            )
-        return self.teams[name]
+    def deploy(self, teams: Mapping[str, Production]) -> None:
+        """Answers with these teams from now on; ValueError where the keys of one cannot be read, and nothing changes."""
+        settings = {name: production.config.settings for name, production in teams.items()}
+        self.callers.admit_to(settings)
+        self.capture.follow({name: of_team.capture for name, of_team in settings.items()})
+        self.teams = teams
 
-    def authorize(self, request: Request, *scopes: Scope, counts: bool = False) -> ApiKey:
-        """Returns the API key of a request; ApiError 401, 403 or 429.
+    def authorize(
+        self,
+        request: Request,
+        *scopes: Scope,
+        team: str | None = None,
+        model: str | None = None,
+        counts: bool = False,
+    ) -> tuple[Production, ApiKey]:
+        """Returns the team that a request asks, and by which key it may; ApiError 401, 403, 404 or 429.
+
+        A caller learns no more of a team that it has no key for than of one that there is not.
 
         Args:
             scopes: one of them is enough.
+            team: its name, or else
+            model: the id of one of its models.
             counts: whether the request counts towards the key's rate.
         """
-        key = self.keys.check(key_header(request.headers), *scopes)
+        keys = self.keys_of(request, *scopes)
+        reached = {name: self.teams[name] for name in keys}
+        try:
+            production = team_named(reached, team) if team is not None else team_of_model(reached, model or "")
+        except ApiError as unknown:
+            self.count_request(request, next(iter(keys.values())), counts=counts)
+            if (lacks := self.callers.lacks_key(request.headers)) is None:
+                raise
+            raise ApiError(401, f"without an API key {unknown}; {lacks}", code=lacks.code) from None
+        self.count_request(request, keys[production.name], counts=counts)
+        return production, keys[production.name]
+
+    def keys_of(self, request: Request, *scopes: Scope) -> dict[str, ApiKey]:
+        """Returns the teams that a request reaches with one of the scopes, and its key for each; ApiError 401 or 403 for none."""
+        return with_scope(self.callers.keys(request.headers), *scopes)
+
+    def count_request(self, request: Request, key: ApiKey, *, counts: bool = True) -> None:
+        """Counts a request towards the rate of its key, if it `counts`; ApiError 429."""
         if counts:
             try:
                 self.admission.count_request(key)
             finally:
                 request.state.rate_headers = self.admission.rate_headers(key)
-        return key
 
     async def within_timeout(self, work: Awaitable[T]) -> T:
         """Awaits `work` for at most `request_timeout_s`; ApiError 504."""
@@ -123,12 +146,12 @@ class Service:
 
         The team is chosen only once there is a slot: a switch to another team also applies to the requests in the queue.
         """
-        self.team(name)
+        team_named(self.teams, name)
         await self._enter(key)
         try:
-            team = self.team(name).choose_contender(user)
+            team = team_named(self.teams, name).choose_contender(user)
         except BaseException:
-            self.admission.leave(key.name)
+            self.admission.leave(key.holder)
             raise
         return self._slot_of(team, key)
 
@@ -142,7 +165,7 @@ class Service:
         production = self.teams.get(team.name)
         if production is not None and production.has_loaded(team):
             return self._slot_of(team, key)
-        self.admission.leave(key.name)
+        self.admission.leave(key.holder)
         champion = "none" if production is None else production.champion.fingerprint
         raise ApiError(
             410,
@@ -154,13 +177,13 @@ class Service:
     @property
     def share_of_a_key(self) -> float:
         """The share of places that one key may have; where there are several keys, one of them never has all."""
-        return self.config.key_share if self.keys.num_callers > 1 else 1.0
+        return self.config.key_share if self.callers.num > 1 else 1.0
 
     async def _enter(self, key: ApiKey) -> None:
-        await self.admission.enter(key.name, share=self.share_of_a_key)
+        await self.admission.enter(key.holder, share=self.share_of_a_key)
 
     def _slot_of(self, team: ServedTeam, key: ApiKey) -> Slot:
-        return Slot(team, key=key.name, admission=self.admission, in_flight=self._in_flight)
+        return Slot(team, key=key.holder, admission=self.admission, in_flight=self._in_flight)
 
     def in_flight(self) -> list[dict[str, Any]]:
         """Returns the requests in flight as {"team", "set_name", "team_version", "num"}."""
@@ -178,15 +201,16 @@ class Service:
             "num_in_flight": self.admission.num_in_flight,
             "num_waiting": self.admission.num_waiting,
             "num_episodes": self.num_episodes,
-            "keys_fault": self.keys.fault,
+            "keys_faults": self.callers.refresh(),
         }
 
     def client(self, team: ServedTeam) -> ServeClient:
         """Returns the client for the model calls of a team's workflow runs, which coalesces the calls of all runs."""
-        apps = tuple(sorted(team.apps.items()))
-        if apps not in self._clients:
-            self._clients[apps] = ServeClient(team.apps, self.config.call)
-        return self._clients[apps]
+        call = self.teams[team.name].config.settings.call if team.name in self.teams else CallConfig()
+        of_team = tuple(sorted(team.apps.items())), call
+        if of_team not in self._clients:
+            self._clients[of_team] = ServeClient(team.apps, call)
+        return self._clients[of_team]
 
     def count_answer(self, slot: Slot, key: ApiKey, num_tokens: int, figures: Mapping[str, float] | None) -> None:
         """Counts an answer with its figures; `figures` is None where the caller left before its end."""
@@ -216,10 +240,10 @@ class Service:
         stores = self.teams[team.name].config.stores if team.name in self.teams else None
         return self.capture.keep_trace(stores, trace, team=team, key=key, is_trainable=is_trainable, score=score)
 
-    async def store_feedback(self, trace_id: str, feedback: FeedbackRequest, key: ApiKey) -> Feedback:
-        """Stores a caller's feedback on an answer of any team; ApiError 404 where no such answer of this caller is stored."""
-        uris = dict.fromkeys(p.config.stores.served for p in self.teams.values() if p.config.stores is not None)
-        return await self.capture.store_feedback(list(uris), trace_id, feedback, key)
+    async def store_feedback(self, trace_id: str, feedback: FeedbackRequest, keys: Mapping[str, ApiKey]) -> Feedback:
+        """Stores a caller's feedback on an answer of a team that it reaches; ApiError 404 where no such answer of it is stored."""
+        stores = {name: p.config.stores.served for name, p in self.teams.items() if p.config.stores is not None}
+        return await self.capture.store_feedback(stores, trace_id, feedback, keys)
 
     def send_shadow(
         self, slot: Slot, request: ChatRequest | RunRequest, *, key: ApiKey, task_id: str, is_kept: bool

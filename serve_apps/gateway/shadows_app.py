@@ -8,7 +8,7 @@ from typing import Any
 
 from ray import serve
 
-from serve_apps.config import GatewayConfig
+from serve_apps.config import GatewayPortConfig
 from serve_apps.gateway.policy_stream import CoalescedStreams
 from serve_apps.gateway.service import Service
 from serve_apps.gateway.shadow_player import ShadowPlayer
@@ -25,8 +25,8 @@ IMPORT_PATH = "serve_apps.gateway.shadows_app:build_app"
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
-    """Builds a Serve application with one deployment, `Shadows`, from `GatewayConfig` as JSON."""
-    config = GatewayConfig.model_validate(args)
+    """Builds a Serve application with one deployment, `Shadows`, from `GatewayPortConfig` as JSON."""
+    config = GatewayPortConfig.model_validate(args)
     return Shadows.options(  # type: ignore[attr-defined]
         max_ongoing_requests=config.num_replicas * config.max_shadows,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": {"HF_HUB_OFFLINE": "1"}}},
@@ -34,7 +34,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     ).bind(args)
 
 
-def shadows_entry(name: str, config: GatewayConfig, user_config: Mapping[str, Any]) -> dict[str, Any]:
+def shadows_entry(name: str, config: GatewayPortConfig, user_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the application's entry in Serve's config, JSON values only; `user_config` is the gateway's."""
     args = config.model_dump(mode="json")
     return new_entry(name, import_path=IMPORT_PATH, args=args, deployment=DEPLOYMENT, user_config=user_config)
@@ -51,12 +51,8 @@ class Shadows:
         import transformers  # noqa: F401 - takes seconds of CPU: now, not when the first shadow request comes
 
         warn_if_others_are_nice()
-        config = GatewayConfig.model_validate(args)
-        # No caller reaches this process, and the file of keys may exist on the gateway's machine only.
-        self._service = Service(
-            config.model_copy(update={"keys_file": ""}),
-            streams=CoalescedStreams(timeout_s=config.request_timeout_s),
-        )
+        config = GatewayPortConfig.model_validate(args)
+        self._service = Service(config, streams=CoalescedStreams(timeout_s=config.request_timeout_s))
         self._shadow_player = ShadowPlayer(self._service)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
@@ -65,6 +61,7 @@ class Shadows:
         Requests for teams that are not loaded here are dropped.
         """
         try:
+            # Not `deploy`: no caller reaches this process, and files of keys may exist on the gateway's machine only.
             self._service.teams = await build_teams(self._service.teams, parse_teams(user_config))
         except (ValueError, OSError, ImportError) as error:
             logger.warning("keeps the teams that are loaded: %s", error)

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from serve_apps.gateway.admission import Admission
+from serve_apps.gateway.api_keys import Holder
 from serve_apps.gateway.teams import ServedTeam
 
 
@@ -36,8 +37,8 @@ class InFlight:
 class Slot:
     """A place among the requests in flight, and the team that answers the request that has it, until `release`."""
 
-    def __init__(self, team: ServedTeam, *, key: str, admission: Admission, in_flight: InFlight) -> None:
-        """The place in `admission` is already taken. Args: key: the name of the API key that took it."""
+    def __init__(self, team: ServedTeam, *, key: Holder, admission: Admission, in_flight: InFlight) -> None:
+        """The place in `admission` is already taken. Args: key: the holder of the API key that took it."""
         self.team, self._key = team, key
         self._admission, self._in_flight = admission, in_flight
         self._began = time.perf_counter()

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from serve_apps.acting_team import ActingTeam
+from serve_apps.config import GatewayTeamConfig
 from serve_apps.openai_api.protocol import MAX_ECHO, ApiError
 from serve_apps.team_spec import TeamSpec
 from serve_apps.telemetry.episodes import Served
@@ -70,6 +71,8 @@ class TeamRoute(BaseModel):
     """The champion before this one, while its set of policy apps still has it loaded: going back only changes the route."""
     stores: TeamStores | None = None
     """None: no trace can be read and no answer captured."""
+    settings: GatewayTeamConfig = GatewayTeamConfig()
+    """Who may ask the team, and what is stored of it. `routes.route` sets them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +200,18 @@ def user_position(user: str, salt: str) -> float:
     return int.from_bytes(sha256(f"{salt}/{user}".encode()).digest()[:7], "big") / 2**56
 
 
+def team_named(teams: Mapping[str, Production], name: str) -> Production:
+    """Returns a team by its name; ApiError 404 names the teams that there are."""
+    if name not in teams:
+        raise ApiError(
+            404,
+            f"there is no team {name[:MAX_ECHO]!r}; teams are {', '.join(sorted(teams))}",
+            code="team_not_found",
+            param="team",
+        )
+    return teams[name]
+
+
 def team_of_model(teams: Mapping[str, Production], model: str) -> Production:
     """Returns the team that has this model id; ApiError 404 names the model ids that there are."""
     for production in teams.values():
@@ -223,7 +238,7 @@ def _is_chosen(index: int, share: float) -> bool:
 def _unknown_model(model: str, known: list[str]) -> ApiError:
     return ApiError(
         404,
-        f"there is no model {model[:MAX_ECHO]!r}; models are {', '.join(sorted(n for n in known if '/' in n)) or 'none: no team is deployed'}",
+        f"there is no model {model[:MAX_ECHO]!r}; models are {', '.join(sorted(n for n in known if '/' in n))}",
         code="model_not_found",
         param="model",
     )

@@ -24,7 +24,7 @@ router = APIRouter(route_class=LongBodyRoute)
 @router.post("/v1/workflows/{team}/runs")
 async def create_workflow_run(team: str, body: RunRequest, request: Request, service: ServiceDependency) -> Response:
     """Runs the whole workflow of a team on one task; returns its answer, or server-sent events with one per turn."""
-    key = service.authorize(request, "call", counts=True)
+    _, key = service.authorize(request, "call", team=team, counts=True)
     slot = await service.take_slot(team, body.user, key)
     on_end = partial(run_ended, service, slot, key, body)
     with released_unless_streamed(service, slot) as start_stream:
@@ -42,7 +42,7 @@ async def create_workflow_run(team: str, body: RunRequest, request: Request, ser
 def run_ended(service: Service, slot: Slot, key: ApiKey, body: RunRequest, run: WorkflowRun) -> None:
     """Counts a run that has ended; it may be captured and copied to the candidate."""
     service.count_answer(slot, key, run.reply["usage"]["completion_tokens"], run_figures(run.reply))
-    is_kept = service.capture.should_keep(body.store)
+    is_kept = service.capture.should_keep(run.team, body.store)
     if is_kept:
         service.keep_trace(run.trace, team=run.team, key=key, is_trainable=True)
     service.send_shadow(slot, body, key=key, task_id=run.trace.task.task_id, is_kept=is_kept)

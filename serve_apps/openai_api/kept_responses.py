@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from serve_apps.openai_api.protocol import MAX_ECHO, ApiError
 from serve_apps.openai_api.responses import Item
@@ -20,16 +20,16 @@ class KeptResponses:
 
     def __init__(self, max_characters: int = MAX_CHARACTERS) -> None:
         self._max_characters = max_characters
-        self._items: dict[str, OrderedDict[str, tuple[Sequence[Item], int]]] = {}
+        self._items: dict[Hashable, OrderedDict[str, tuple[Sequence[Item], int]]] = {}
 
-    def add(self, response_id: str, owner: str, items: Sequence[Item]) -> None:
+    def add(self, response_id: str, owner: Hashable, items: Sequence[Item]) -> None:
         """Keeps all items up to a response, its own included."""
         of_owner = self._items.setdefault(owner, OrderedDict())
         of_owner[response_id] = items, len(json.dumps(items)) + ITEM_CHARACTERS * len(items)
         while sum(size for _, size in of_owner.values()) > self._max_characters:
             of_owner.popitem(last=False)
 
-    def items(self, response_id: str | None, owner: str) -> Sequence[Item]:
+    def items(self, response_id: str | None, owner: Hashable) -> Sequence[Item]:
         """Returns the items up to a response of this owner; none for None, ApiError 404 where they are not kept."""
         if response_id is None:
             return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -85,15 +85,22 @@ class Scene:
     def __init__(self, model: Path, *, peers: PeerReplicas | None = None, **settings: Any) -> None:
         self.streams = Scripted(load_tokenizer(str(model)))
         config = GatewayConfig(**({"allowed_hosts": ("gateway", "testserver")} | settings))
-        self.shadow_player = ShadowPlayer(Service(config, streams=self.streams))
-        self.service = Service(config, streams=self.streams, peers=peers, player=self.shadow_player)
+        self.settings = config.of_team
+        self.shadow_player = ShadowPlayer(Service(config.of_port, streams=self.streams))
+        self.service = Service(config.of_port, streams=self.streams, peers=peers, player=self.shadow_player)
         self.episodes = GatewayEpisodes(self.service)
         self.api = build_api(self.service, self.episodes)
         self.model = model
         self.serve(TeamRoute(champion=deployed_team(model, 3, "blue")))
 
     def serve(self, config: TeamRoute) -> None:
-        self.service.teams = self.shadow_player.service.teams = {"demo": Production.build("demo", config)}
+        self.share({"demo": config.model_copy(update={"settings": self.settings})})
+
+    def share(self, teams: Mapping[str, TeamRoute]) -> None:
+        """Serves these teams, each with settings of its own."""
+        built = {name: Production.build(name, config) for name, config in teams.items()}
+        self.service.deploy(built)
+        self.shadow_player.service.teams = built
 
     @asynccontextmanager
     async def http(self, key: str = "") -> AsyncIterator[httpx.AsyncClient]:

@@ -52,7 +52,7 @@ def test_a_key_is_shown_once_kept_as_a_hash_and_revoked_by_name(tmp_path: Path) 
     (kept,) = read_keys(file)
     assert (kept.name, kept.scopes) == ("web", ("call", "feedback"))
     assert kept.expires_at is not None and 86_000 < kept.expires_at - time.time() < 86_401
-    assert KeyRing(file).check(f"Bearer {secret.strip()}", "feedback").name == "web"
+    assert KeyRing(file).find(f"Bearer {secret.strip()}").name == "web"
     code, said = run("key", "web", "--file", str(file))
     assert code == 2 and "has a key 'web' already" in said
     assert run("key", "web", "--file", str(file), "--revoke") == (0, "revoked web\n")

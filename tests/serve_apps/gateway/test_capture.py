@@ -133,7 +133,7 @@ async def test_the_loop_goes_on_while_a_pattern_takes_its_time(
     assert num_turns > 10, "nothing else ran meanwhile"
     (trace,) = kept(store)
     assert trace.outcome_metadata["note"] == NOT_READ
-    metrics = scene.service.metrics.text()
+    metrics = scene.service.metrics.text({"demo"})
     assert 'troupe_gateway_captured_total{outcome="redacted"} 1.0' in metrics
 
 

@@ -276,7 +276,7 @@ async def test_keys_allow_what_their_scopes_say_until_they_expire_or_are_revoked
     file.write_text("no keys")
     await asyncio.sleep(1.1)
     assert await ask(judge) == (403, "missing_scope"), "a broken file leaves the last good keys in force"
-    assert "keys.json" in scene.service.keys.fault
+    assert "keys.json" in scene.service.status()["keys_faults"]["demo"]
 
 
 @pytest.mark.parametrize(
@@ -478,11 +478,11 @@ async def test_metrics_contain_no_text_of_requests_and_readiness_depends_on_a_te
         assert 'troupe_gateway_answers_total{key="anyone",team="demo",version="3"} 1.0' in text
         assert "6*7" not in text
         assert (await client.get("/ready")).json() == {"status": "ready", "teams": {"demo": 3}}
-        scene.service.teams = {}
+        scene.service.deploy({})
         assert (await client.get("/ready")).status_code == 503
         assert (await client.get("/health")).status_code == 200
         nobody = await client.post("/v1/chat/completions", json={"model": "demo/solver", "messages": HELLO})
-        assert nobody.status_code == 404 and "no team is deployed" in nobody.json()["error"]["message"]
+        assert nobody.status_code == 503 and "no team is deployed" in nobody.json()["error"]["message"]
 
 
 def figures(scene: Scene, version: int) -> dict[str, Any]:
@@ -545,7 +545,7 @@ async def test_a_late_shadow_request_does_not_count_as_a_failure_of_the_candidat
     async with scene.openai() as client:
         await client.chat.completions.create(model="demo/solver", messages=HELLO)
     late = 'troupe_gateway_shadows_total{outcome="late",team="demo",version="4"} 1.0'
-    await until(lambda: late in scene.service.metrics.text())
+    await until(lambda: late in scene.service.metrics.text({"demo"}))
     assert figures(scene, 4) == {} and scene.service.in_flight() == []
 
 
@@ -569,7 +569,7 @@ async def test_failing_shadow_requests_are_invisible_to_callers_and_too_many_are
         for _ in range(3):
             await client.chat.completions.create(model="demo/solver", messages=HELLO)
         assert [f["num"] for f in scene.service.in_flight()] == [1], "the set counts as busy while a shadow is on it"
-        text = scene.service.metrics.text()
+        text = scene.service.metrics.text({"demo"})
         assert 'troupe_gateway_shadows_total{outcome="dropped",team="demo",version="4"} 2.0' in text
         await until(lambda: scene.service.in_flight() == [])
 
@@ -615,12 +615,12 @@ async def test_a_revoked_key_is_refused_even_if_the_file_keeps_its_modification_
     _, other = make_key("owl", scopes=("call",), expires_at=None, requests_per_minute=None)
     write_keys(path, [key])
     ring, time_ns = KeyRing(path), path.stat().st_mtime_ns
-    assert ring.check(f"Bearer {secret}", "call") == key
+    assert ring.find(f"Bearer {secret}") == key
     write_keys(path, [other])
     os.utime(path, ns=(time_ns, time_ns))
     await asyncio.sleep(CHECK_INTERVAL_S + 0.05)
     with pytest.raises(ApiError, match="not known"):
-        ring.check(f"Bearer {secret}", "call")
+        ring.find(f"Bearer {secret}")
 
 
 async def test_metadata_that_is_nested_too_deep_to_be_stored_is_refused(scene: Scene) -> None:

@@ -35,9 +35,11 @@ class Cluster:
     def statuses(self, _: GatewayConfig) -> list[dict[str, Any]]:
         while self.meanwhile:
             self.meanwhile.pop()()
-        teams = self.apps["gateway-8000"]["deployments"][0]["user_config"]["teams"] if self.apps else {}
+        entry = self.apps["gateway-8000"]
+        teams = entry["deployments"][0]["user_config"]["teams"]
         accepted = {name: config for name, config in teams.items() if name != self.refuses}
-        return [{"teams": accepted, "error": self.refuses, "refused": teams if self.refuses else {}, "replica_id": "r"}]
+        refused = {"error": self.refuses, "refused": teams if self.refuses else {}}
+        return [{"port": entry["args"], "teams": accepted, "keys_faults": {}, "replica_id": "r", **refused}]
 
     def versions(self) -> dict[str, int]:
         teams = self.apps["gateway-8000"]["deployments"][0]["user_config"]["teams"]
@@ -48,7 +50,7 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster()
     monkeypatch.setattr(routes, "open_list", lambda *_: None)
-    monkeypatch.setattr(routes, "change", made.change)
+    monkeypatch.setattr(routes, "change_list", made.change)
     monkeypatch.setattr(routes, "gateway_statuses", made.statuses)
     monkeypatch.setattr(routes.serve, "status", lambda: type("Status", (), {"applications": {}}))
     return made

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from gateway_scene import Scene, deployed_team
 
-from serve_apps.gateway.api_keys import make_key, write_keys
+from serve_apps.gateway.api_keys import Holder, make_key, write_keys
 from serve_apps.gateway.teams import TeamRoute
 from serve_apps.openai_api.messages import message_events
 from serve_apps.openai_api.response_events import response_events
@@ -140,7 +140,7 @@ async def test_counting_tokens_takes_a_place_and_refuses_only_what_it_need_not_c
         with pytest.raises(anthropic.BadRequestError, match=f"no more than {most} can fit"):
             await count("1" * most)
         assert scene.service.admission.num_in_flight == 0
-        await scene.service.admission.enter("other")
+        await scene.service.admission.enter(Holder("", "other"))
         with pytest.raises(anthropic.RateLimitError, match="requests are being answered"):
             await count("1")
 

@@ -1,0 +1,114 @@
+"""Which doors a request opens: those of the teams whose keys, hosts and pages it fits, and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_apps.config import GatewayTeamConfig
+from serve_apps.gateway.api_keys import ApiKey, make_key, write_keys
+from serve_apps.gateway.callers import Callers
+from serve_apps.openai_api.protocol import ApiError
+
+pytestmark = pytest.mark.fast
+
+
+def key_of(name: str) -> tuple[str, ApiKey]:
+    return make_key(name, scopes=("call",), expires_at=None, requests_per_minute=None)
+
+
+class Port:
+    """Teams a and b with keys of their own, one of which is in both files, and team c with none."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        (self.of_a, a), (self.of_b, b), (self.of_both, both) = key_of("web"), key_of("web"), key_of("both")
+        write_keys(folder / "a.json", [a, both])
+        write_keys(folder / "b.json", [b, both])
+        self.settings: dict[str, dict[str, Any]] = {
+            "a": {"keys_file": str(folder / "a.json")},
+            "b": {"keys_file": str(folder / "b.json")},
+            "c": {},
+        }
+        self.callers = Callers(host="127.0.0.1")
+        self.admit(**settings)
+
+    def admit(self, **settings: Any) -> None:
+        merged = {name: {**own, **settings.get(name, {})} for name, own in self.settings.items()}
+        self.callers.admit_to({name: GatewayTeamConfig(**own) for name, own in merged.items()})
+
+    def opened(self, secret: str = "", *, host: str = "localhost:8000", **headers: str) -> set[str]:
+        said = {"host": host, **headers} | ({"authorization": f"Bearer {secret}"} if secret else {})
+        return set(self.callers.keys(said))
+
+
+def test_a_key_opens_its_teams_and_those_that_need_none(tmp_path: Path) -> None:
+    port = Port(tmp_path)
+    assert port.opened(port.of_a) == {"a", "c"} and port.opened(port.of_b) == {"b", "c"}
+    assert port.opened(port.of_both) == {"a", "b", "c"} and port.opened() == port.opened("troupe-guess") == {"c"}
+
+
+def test_keys_of_one_name_in_two_files_have_two_holders_and_one_in_both_is_two(tmp_path: Path) -> None:
+    port = Port(tmp_path)
+    a = port.callers.keys({"host": "localhost", "authorization": f"Bearer {port.of_a}"})["a"]
+    b = port.callers.keys({"host": "localhost", "authorization": f"Bearer {port.of_b}"})["b"]
+    assert a.name == b.name and a.holder != b.holder
+    assert port.callers.num == 2 + 2 + 1, "all callers without a key are one"
+
+
+def test_another_site_that_takes_this_machines_address_opens_no_team_without_keys(tmp_path: Path) -> None:
+    port = Port(tmp_path, c={"allowed_hosts": ("gateway.internal",)})
+    assert port.opened(port.of_a, host="evil.example:8000") == {"a"}
+    assert port.opened(host="gateway.internal") == {"c"}
+    with pytest.raises(ApiError, match="no API key"):
+        port.opened(host="evil.example")
+
+
+def test_a_page_reaches_the_teams_that_let_it_in(tmp_path: Path) -> None:
+    port = Port(tmp_path, a={"allowed_origins": ("https://a.example",)}, b={"allowed_origins": ("*",)})
+    assert port.opened(port.of_both, origin="https://a.example") == {"a", "b"}
+    assert port.opened(port.of_both, origin="https://x.example") == {"b"}
+    with pytest.raises(ApiError, match="may not call"):
+        port.opened(port.of_a, origin="https://x.example")
+    with pytest.raises(ApiError, match="no API key"):
+        port.opened("", origin="https://x.example", host="evil.example")
+    assert port.opened(port.of_a, origin="http://localhost:8000") == {"a", "c"}, "the dashboard's own"
+    assert port.callers.let_in("https://x.example")
+
+
+def test_a_page_that_nobody_lets_in_is_stopped_by_its_browser_as_ever(tmp_path: Path) -> None:
+    port = Port(tmp_path)
+    assert not port.callers.let_in("https://a.example") and port.opened(port.of_a, origin="https://a.example")
+
+
+def test_keys_that_cannot_be_read_are_refused_and_all_doors_stay_as_they_are(tmp_path: Path) -> None:
+    port = Port(tmp_path)
+    with pytest.raises(ValueError, match=r"none\.json"):
+        port.admit(b={"keys_file": str(tmp_path / "none.json")}, a={"keys_file": ""})
+    assert port.opened() == {"c"} and port.opened(port.of_b) == {"b", "c"}
+
+
+def test_a_replica_that_begins_keeps_only_the_team_closed_whose_keys_cannot_be_read(tmp_path: Path) -> None:
+    callers = Callers(host="127.0.0.1")
+    file = tmp_path / "keys.json"
+    callers.admit_to({"a": GatewayTeamConfig(keys_file=str(file)), "c": GatewayTeamConfig()})
+    secret, key = key_of("web")
+    headers = {"host": "localhost", "authorization": f"Bearer {secret}"}
+    assert set(callers.keys(headers)) == {"c"} and "keys.json" in callers.refresh()["a"]
+    write_keys(file, [key])
+    assert callers.refresh() == {} and set(callers.keys(headers)) == {"a", "c"}
+
+
+def test_a_revoked_key_and_a_removed_team_are_out_at_once(tmp_path: Path) -> None:
+    port = Port(tmp_path)
+    write_keys(tmp_path / "a.json", [])
+    port.callers.refresh()
+    assert port.opened(port.of_a) == {"c"}
+    del port.settings["c"], port.settings["b"]
+    port.admit()
+    with pytest.raises(ApiError, match="not known"):
+        port.opened(port.of_b)
+    port.callers.admit_to({})
+    with pytest.raises(ApiError, match="no team is deployed"):
+        port.opened(port.of_b)
