@@ -21,8 +21,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-RESOLUTION = 1e-3
-"""Grid of the bounds, which are rounded outwards."""
+CELL = 0.01
+"""Means are tested in cells of this width. All means of a cell face the stakes against its upper end."""
 LARGEST_LOSS = 0.98
 """The share of the wealth that one value may cost; after a loss of all of it nothing could be refuted."""
 FIRST_VARIANCE = 0.25
@@ -41,27 +41,58 @@ def mean_bounds(
     """
     weights = np.ones(len(values)) if weights is None else weights
     target = math.log(2 / (1 - confidence))
-    return (
-        _lower_bound(values, weights, planned=planned, target=target),
-        -_lower_bound(-values, weights, planned=planned, target=target),
+    sides = np.stack([values, -values])
+    ends: NDArray[np.float64] = np.arange(-1 + CELL / 2, 1, CELL)
+    stakes, is_refuted = _stakes(sides, weights, ends, planned=planned, target=target)
+    low, minus_high = (
+        _lower_bound(weights * side, weights, ends, stakes[:, number], is_refuted[number], target)
+        for number, side in enumerate(sides)
     )
+    return low, -minus_high
 
 
-def _lower_bound(values: NDArray[np.float64], weights: NDArray[np.float64], *, planned: float, target: float) -> float:
-    """Returns the largest mean of the grid that is refuted together with all smaller ones, where log wealth reached `target`.
+def _stakes(
+    sides: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    ends: NDArray[np.float64],
+    *,
+    planned: float,
+    target: float,
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Returns the stakes [n, sides, ends] against the upper end of each cell, and whether the log wealth reached `target`.
 
-    The smallest mean of the grid that is not below the true one is refuted with a chance of at most exp(-target), and the bound
-    is wrong only if it is. Bisection would ask about means that the values choose, and have no such promise.
+    Args: sides: [sides, n], the values and their mirror image.
     """
-    means = np.arange(-1 + RESOLUTION, 1, RESOLUTION)
-    missing = np.full(len(means), target)  # log of the factor by which the wealth must still grow; 0: refuted for good
-    squares = np.full(len(means), FIRST_VARIANCE)
-    most = LARGEST_LOSS / (1 + means)
-    for number, (value, weight) in enumerate(zip(values, weights, strict=True), 1):
-        won = weight * (value - means)
-        to_come = max(planned - number + 1, 1)
-        stakes = np.minimum(np.sqrt(2 * missing / (squares / number * to_come)), most)
-        missing = np.maximum(missing - np.log1p(stakes * won), 0)
+    missing = np.full((len(sides), len(ends)), target)  # what the log wealth lacks; 0: refuted, for good
+    squares = np.full_like(missing, FIRST_VARIANCE)
+    stakes = np.empty((sides.shape[1], *missing.shape))
+    largest = LARGEST_LOSS / (1 + ends)
+    for number, weight in enumerate(weights):
+        won = weight * (sides[:, number, None] - ends)
+        to_come = max(planned - number, 1)
+        stakes[number] = np.minimum(np.sqrt(2 * missing / (squares / (number + 1) * to_come)), largest)
+        missing = np.maximum(missing - np.log1p(stakes[number] * won), 0)
         squares += won**2
-    num_refuted = int(np.argmax(missing > 0)) if missing.any() else len(means)
-    return float(means[num_refuted - 1]) if num_refuted else -1.0
+    return stakes, missing == 0
+
+
+def _lower_bound(
+    weighted: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    ends: NDArray[np.float64],
+    stakes: NDArray[np.float64],
+    is_refuted: NDArray[np.bool_],
+    target: float,
+) -> float:
+    """Returns the largest mean that is refuted together with all smaller ones.
+
+    The wealth falls with the mean that the same stakes are against. So a refuted end refutes its whole cell, and in the first cell
+    whose end is not refuted the refuted means are the lower ones. The bound is wrong only if the true mean itself is refuted.
+    """
+    cell = int(np.argmin(is_refuted))
+    low, high = float(ends[cell - 1]) if cell else -1.0, float(ends[cell])
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        wealth = np.cumsum(np.log1p(stakes[:, cell] * (weighted - weights * middle)))
+        low, high = (middle, high) if wealth.max() >= target else (low, middle)
+    return low

@@ -7,6 +7,10 @@ no causes: every failed episode drops out of the comparison.
 
 Teams one iteration apart often differ on few tasks. Two more tables are of equal teams that differ so, and of teams that are worse by
 just the margin of `promote.non_inferiority` and win nowhere, under `evaluate.test: mcnemar`.
+
+Three tables are of graded outcomes and of variants of one problem: candidates that score 0 on a few tasks and gain a little on others, so
+that they are no better; equal teams whose tasks come in families, the members of which have one difference; and candidates that are better.
+The note beside each has what a bootstrap of single tasks would have promoted.
 """
 
 from __future__ import annotations
@@ -14,17 +18,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.config.sections import PromoteConfig
-from pipelines.evaluation.confidence_sequence import sequence_interval
 from pipelines.evaluation.gate import Evidence, decide_promotion
 from pipelines.evaluation.missing import worst_case
-from pipelines.evaluation.statistics import Interval, Outcomes, exact_interval, paired_differences, paired_interval
+from pipelines.evaluation.statistics import (
+    Interval,
+    Outcomes,
+    exact_interval,
+    paired_bootstrap,
+    paired_interval,
+    paired_sequence,
+)
 from stores.types import COUNTED, Cause
 from tests.bench.figures import Figure
 
@@ -38,7 +48,15 @@ CAUSES = tuple(cause for cause in Cause if cause)
 
 def measure(folder: Path) -> list[Figure]:
     """Shares of candidates that are promoted."""
-    return [*_no_better(), *_few_differ(), *_worse_by_the_margin(), *_better()]
+    return [
+        *_no_better(),
+        *_few_differ(),
+        *_worse_by_the_margin(),
+        *_rarely_at_0(),
+        *_of_families(),
+        *_better_by_degrees(),
+        *_better(),
+    ]
 
 
 def _no_better() -> Iterator[Figure]:
@@ -46,7 +64,7 @@ def _no_better() -> Iterator[Figure]:
     for (num_tasks, points), escaped in product(product(SIZES, (0, -2)), ESCAPED):
         setting = Setting(num_tasks=num_tasks, points=points, escaped=escaped)
         now, before = promoted(setting)
-        for shares, limit, looks in ((0, 0.03, "1 look"), (1, 0.02, f"{NUM_LOOKS} looks")):
+        for shares, limit, looks in ((0, 0.03, "1 look"), (1, 0.03, f"{NUM_LOOKS} looks")):
             yield Figure(
                 name=f"promoted, {setting}, {looks}",
                 value=now[shares],
@@ -88,6 +106,84 @@ def _worse_by_the_margin() -> Iterator[Figure]:
             is_upper=True,
             note=f"of {NUM_PAIRS}",
         )
+
+
+CHAMPION = 0.6
+"""Its graded outcome on every task, as the differences alone matter."""
+RARE = tuple((num, share) for num in (20, 50, 100, 200, 500) for share in (0.05, 0.02, 0.01, 0.005))
+GRADED_PAIRS = 400
+
+
+def _rarely_at_0() -> Iterator[Figure]:
+    """Yields the shares of candidates that are promoted which score 0 on a share of the tasks, and are no better on the whole."""
+    for (num_tasks, share), (moved, points) in product(RARE, ((1.0, 0), (0.08, 0), (1.0, -2))):
+        won = (share * CHAMPION / (1 - share) + points / 100) / moved  # on tasks that move
+        if won < 0:
+            continue  # worse everywhere
+        rng = np.random.default_rng([num_tasks, round(share * 1000), 3])
+        promoted_by = np.zeros(2)
+        for _ in range(GRADED_PAIRS):
+            fails, moves = rng.random(num_tasks) < share, rng.random(num_tasks) < moved
+            pair = _graded(np.where(fails, -CHAMPION, np.where(moves, min(won, 1 - CHAMPION), 0.0)))
+            promoted_by += _promotes(pair)
+        now, before = promoted_by / GRADED_PAIRS
+        moving = f", {moved:.0%} of tasks move" if moved < 1 else ""
+        yield Figure(
+            name=f"promoted, {points:+d} points, 0 on {share:.1%} of {num_tasks} tasks{moving}",
+            value=now,
+            limit=0.03,
+            is_upper=True,
+            note=f"of {GRADED_PAIRS}; {before:.3f} by the bootstrap",
+        )
+
+
+def _of_families() -> Iterator[Figure]:
+    """Yields the shares of equal teams that are promoted where the tasks of a family have one difference."""
+    for size, num_tasks, is_graded in product((2, 5), (50, 100, 200, 500), (False, True)):
+        rng = np.random.default_rng([num_tasks, size, 4])
+        promoted_by = np.zeros(2)
+        for _ in range(GRADED_PAIRS):
+            shared = rng.uniform(-0.4, 0.4, num_tasks // size) if is_graded else rng.integers(-1, 2, num_tasks // size)
+            differences = np.repeat(shared, size)
+            families = {str(i): str(i // size) for i in range(num_tasks)}
+            pair = _graded(differences) if is_graded else (_named(differences > 0), _named(differences < 0))
+            promoted_by += _promotes(pair, families)
+        now, before = promoted_by / GRADED_PAIRS
+        yield Figure(
+            name=f"promoted, equal, {num_tasks} tasks in families of {size}, {'graded' if is_graded else '0 or 1'}",
+            value=now,
+            limit=0.03,
+            is_upper=True,
+            note=f"of {GRADED_PAIRS}; {before:.3f} by the bootstrap of tasks",
+        )
+
+
+def _better_by_degrees() -> Iterator[Figure]:
+    """Yields the shares of better candidates with graded outcomes that are promoted, less those of the bootstrap."""
+    for spread, points, num_tasks in product((0.15, 0.3), (3, 6, 10), (50, 100, 200, 500)):
+        rng = np.random.default_rng([num_tasks, points, round(spread * 100), 5])
+        promoted_by = np.zeros(2)
+        for _ in range(GRADED_PAIRS):
+            differences = np.clip(rng.normal(points / 100, spread, num_tasks), -CHAMPION, 1 - CHAMPION)
+            promoted_by += _promotes(_graded(differences))
+        now, before = promoted_by / GRADED_PAIRS
+        yield Figure(
+            name=f"power against the bootstrap, graded, {points:+d} points, spread {spread:g}, {num_tasks} tasks",
+            value=now - before,
+            note=f"{now:.3f} of {GRADED_PAIRS} promoted, {before:.3f} by the bootstrap",
+        )
+
+
+def _promotes(pair: tuple[Outcomes, Outcomes], families: Mapping[str, str] | None = None) -> NDArray[np.float64]:
+    """Returns whether the gate promotes, and whether it would with a bootstrap of single tasks."""
+    now = paired_interval(*pair, families=families or {}, num_samples=NUM_SAMPLES)
+    before = paired_bootstrap(*pair, num_samples=NUM_SAMPLES)
+    return np.array([_verdict(interval, None) == "promote" for interval in (now, before)], dtype=float)
+
+
+def _graded(differences: NDArray[np.float64]) -> tuple[Outcomes, Outcomes]:
+    ids = [str(i) for i in range(len(differences))]
+    return {t: [CHAMPION + d] for t, d in zip(ids, differences, strict=True)}, {t: [CHAMPION] for t in ids}
 
 
 def _named(solved: NDArray[np.bool_]) -> dict[str, list[float]]:
@@ -200,17 +296,24 @@ def _promotes_at_once(compared: _Compared) -> bool:
 
 
 def _promotes_in_looks(compared: _Compared) -> bool:
-    gains = paired_differences(*compared.pair)
-    bounds = None if compared.worst is None else paired_differences(*compared.worst)
-    planned, verdict = compared.num_tasks, "inconclusive"
+    planned = compared.num_tasks
     per_look = -(-planned // NUM_LOOKS)
-    for num_tasks in [*range(per_look, planned, per_look), planned]:
-        gain = sequence_interval(gains[: np.searchsorted(compared.places, num_tasks)], planned=planned)
-        bound = None if bounds is None else sequence_interval(bounds[:num_tasks], planned=planned)
-        verdict = _verdict(gain, bound)
-        if verdict != "inconclusive":
-            break
-    return verdict == "promote"
+    # A bound never falls from look to look, so that who is not promoted at the last look is promoted at none.
+    if _verdict_at(compared, planned) != "promote":
+        return False
+    verdicts = (_verdict_at(compared, num_tasks) for num_tasks in range(per_look, planned, per_look))
+    return next((verdict for verdict in verdicts if verdict != "inconclusive"), "promote") == "promote"
+
+
+def _verdict_at(compared: _Compared, num_tasks: int) -> str:
+    """Returns what the gate says after the first tasks."""
+    gain = _sequence(compared.pair, int(np.searchsorted(compared.places, num_tasks)), planned=compared.num_tasks)
+    return _verdict(gain, compared.worst and _sequence(compared.worst, num_tasks, planned=compared.num_tasks))
+
+
+def _sequence(pair: tuple[Outcomes, Outcomes], num: int, *, planned: int) -> Interval:
+    new, old = (dict(islice(side.items(), num)) for side in pair)
+    return paired_sequence(new, old, planned=planned)
 
 
 def _verdict(gain: Interval, bound: Interval | None) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipelines.evaluation.betting import FIRST_VARIANCE, LARGEST_LOSS, RESOLUTION, mean_bounds
+from pipelines.evaluation.betting import CELL, FIRST_VARIANCE, LARGEST_LOSS, mean_bounds
 from pipelines.evaluation.statistics import (
     exact_interval,
     interval_over_seeds,
@@ -33,14 +35,16 @@ def sides(differences: Values, champion: float = 0.6) -> Sides:
 
 
 def log_wealth(values: Values, mean: float, *, planned: int, target: float) -> float:
-    """What bets against one mean have won, stake by stake."""
-    wealth, squares = 0.0, FIRST_VARIANCE
-    for number, value in enumerate(values, 1):
-        if wealth < target:
-            stake = math.sqrt(2 * (target - wealth) / (squares / number * max(planned - number + 1, 1)))
-            wealth += math.log1p(min(stake, LARGEST_LOSS / (1 + mean)) * (value - mean))
-            squares += (value - mean) ** 2
-    return wealth
+    """The most that bets against a mean have won, stake by stake: those against the upper end of its cell."""
+    end = math.ceil((mean + 1 - CELL / 2) / CELL - 1e-9) * CELL - 1 + CELL / 2
+    of_end, most, wealth, squares = 0.0, 0.0, 0.0, FIRST_VARIANCE
+    for number, value in enumerate(values):
+        missing, to_come = max(target - of_end, 0), max(planned - number, 1)
+        stake = min(math.sqrt(2 * missing / (squares / (number + 1) * to_come)), LARGEST_LOSS / (1 + end))
+        of_end += math.log1p(stake * (value - end)) if missing else 0
+        wealth += math.log1p(stake * (value - mean))
+        most, squares = max(most, wealth), squares + (value - end) ** 2
+    return most
 
 
 @pytest.mark.parametrize(("num", "planned"), [(3, 3), (40, 40), (40, 100)])
@@ -48,11 +52,18 @@ def test_the_lower_bound_is_the_last_mean_that_the_bets_refute(num: int, planned
     values = np.random.default_rng(num).uniform(-0.2, 0.6, size=num)
     low, high = mean_bounds(values, planned=planned, confidence=0.95)
     target = math.log(40)
-    if low > -1:
-        assert log_wealth(values, low, planned=planned, target=target) >= target - 1e-9
-    assert log_wealth(values, low + RESOLUTION, planned=planned, target=target) < target
-    assert log_wealth(-values, -high + RESOLUTION, planned=planned, target=target) < target
+    if num > 3:
+        assert log_wealth(values, low, planned=planned, target=target) >= target
+        assert log_wealth(-values, -high, planned=planned, target=target) >= target
+    assert log_wealth(values, low + 1e-4, planned=planned, target=target) < target
+    assert log_wealth(-values, -high + 1e-4, planned=planned, target=target) < target
     assert low <= values.mean() <= high
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=60), st.sampled_from([0.8, 0.95, 0.999]))
+def test_the_bounds_are_in_the_range_and_in_order(values: list[float], confidence: float) -> None:
+    low, high = mean_bounds(np.array(values), planned=len(values), confidence=confidence)
+    assert -1 <= low <= high <= 1
 
 
 def fails_on(share: float, *, moved: float = 1.0) -> Callable[[np.random.Generator, int], Values]:
