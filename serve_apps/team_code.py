@@ -31,6 +31,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from stores.files import write_file
+
 PREFIX = "troupe_code_"
 TROUPE = ("dags", "pipelines", "serve_apps", "stores", "train_loops")
 MAX_BYTES = 2**20
@@ -160,16 +162,11 @@ def _written(code: Mapping[str, str], package: str) -> Path:
         raise ValueError(
             f"{cache} belongs to another user, and what lies there would be run: set TROUPE_CACHE to a folder"
         )
-    folder = cache / package
-    if not folder.is_dir():
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".write-") as scratch:
-            for path, text in code.items():
-                file = Path(scratch, package, path)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text, encoding="utf-8", newline="")
-            with suppress(OSError):  # another process was first, with the same files
-                Path(scratch, package).rename(folder)
-    return folder
+    for path, text in code.items():
+        file, data = cache / package / path, text.encode()
+        if not file.is_file() or file.read_bytes() != data:  # something may have swept the folder for temporary files
+            write_file(str(file), data)
+    return cache / package
 
 
 def _named_in(value: Any) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import traceback
@@ -172,6 +173,19 @@ def test_too_much_code_is_refused_by_name(folder: Path) -> None:
     (folder / "a_team.py").write_bytes("# gr\u00fcn".encode("latin-1"))
     with pytest.raises(ValueError, match=r"a_team\.py is not UTF-8 .*: save it as UTF-8"):
         collect_code("a_team:Team")
+
+
+def test_what_was_changed_or_swept_in_the_folder_for_copies_is_written_again(folder: Path, tmp_path: Path) -> None:
+    code = team_files(" as it was registered")
+    program = (
+        "import json, sys; from serve_apps.team_code import import_module, in_use\n"
+        "with in_use(json.loads(sys.argv[1])): print(import_module('later').ending())"
+    )
+    for damage in (lambda file: None, lambda file: file.write_text("raise OSError"), Path.unlink):
+        ended = subprocess.run([sys.executable, "-c", program, json.dumps(code)], capture_output=True, text=True)
+        assert ended.stdout == " as it was registered\n", ended.stderr
+        (copy,) = (tmp_path / "cache").rglob("later.py")
+        damage(copy)
 
 
 def test_code_in_a_folder_of_another_user_is_not_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
