@@ -46,7 +46,7 @@ INNER_ANSWER_FIELDS = ("target", "ground_truth", "golden_answers", "answer")
 """Fields of an object that stands where an answer is looked for: they hold the answers."""
 METADATA = "metadata"
 """The field whose entries become the task's metadata; they win over those of verl's `extra_info`."""
-PASSAGE_FIELDS = ("passage", "context", "article", "story", "paragraph", "body")
+PASSAGE_FIELDS = ("passage", "context", "article", "story", "paragraph", "body", "table")
 """Texts that a question is about; they come before it in the prompt. What is no text, such as documents to be found, does not."""
 MEDIA_FIELDS = ("image", "images", "audio", "video", "videos")
 QUESTION_ROLES = ("system", "developer", "user")
@@ -119,7 +119,8 @@ def _task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
 def unread_fields(row: Mapping[str, Any]) -> list[str]:
     """Returns the names of a row's values that no task is made of, but for those that only say where the row was found."""
     known = {*KNOWN_FIELDS, *BOOKKEEPING, *choice_columns(row), *(REPOSITORY_FIELDS if is_repository(row) else ())}
-    if not _are_tests(data_of(row.get("label"))):
+    has_choices = choice_columns(row) or any(row.get(field) for field in LIST_FIELDS)
+    if not (has_choices or _are_tests(data_of(row.get("label")))):
         known.discard("label")
     if not isinstance(data_of(row.get(METADATA)), Mapping):
         known.discard(METADATA)
@@ -143,6 +144,11 @@ def _whole_question(row: Mapping[str, Any], question: str, at: str) -> tuple[str
         given = given or {name: value for name, value in row.items() if name == "label"}
         answers = choices.references(choices.right_one(given, at))
         question = choices.below(question)
+    elif field and row.get("label") in (0, "0"):
+        raise ValueError(
+            f"{at}: label = {row['label']!r} beside {field} = {str(answers[0])[:60]!r} says that this is no right answer, as in WikiQA and "
+            "MultiRC: leave this row out, or give a `label` that means something else another name"
+        )
     passages = (data_of(row.get(field)) for field in PASSAGE_FIELDS)
     about = [text.strip() for text in passages if isinstance(text, str) and text.strip() not in question]
     return "\n\n".join([*about, question]), answers

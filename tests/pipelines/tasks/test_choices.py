@@ -136,7 +136,7 @@ def test_choices_that_are_not_understood_are_refused_with_value_and_fix(row: dic
         task_of(**row)
 
 
-@pytest.mark.parametrize("field", ["passage", "context", "article"])
+@pytest.mark.parametrize("field", ["passage", "context", "article", "table"])
 def test_a_passage_comes_before_its_question(field: str) -> None:
     about = {field: "Anna went home. She slept."}
     assert read_task({"question": "What did she do?", "answer": "slept", **about}, "f:1", "s").prompt == (
@@ -157,6 +157,13 @@ def test_a_row_whose_picture_would_be_thrown_away_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^f:1: images: a prompt is text only; leave"):
         task_of(choices=CITIES, answer=2, images=[{"bytes": b"", "path": "a.png"}])
     assert task_of(answer="Paris", image=None, images=[]) == task_of(answer="Paris")
+
+
+@pytest.mark.parametrize("label", [0, False, "0", 0.0])
+def test_an_answer_that_is_labelled_as_wrong_is_no_reference(label: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^f:1: label = {label!r} beside answer = 'Rome' says that this is no right"):
+        task_of(answer="Rome", label=label)
+    assert task_of(answer="Paris", label=1) == task_of(answer="Paris")
 
 
 def test_choices_are_read_from_tables(tmp_path: Path) -> None:

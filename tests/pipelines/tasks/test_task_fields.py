@@ -328,4 +328,5 @@ def test_fields_that_no_task_is_made_of_are_named() -> None:
     }
     assert unread_fields(row) == ["level", "meta"]
     assert unread_fields({"question": "q", "metadata": "no object", "label": 3}) == ["metadata", "label"]
+    assert unread_fields({"question": "q", "options": ["x", "y"], "label": "A"}) == []
     assert unread_fields({"question": "q", "label": [{"input": "1", "output": "2"}]}) == []
