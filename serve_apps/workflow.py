@@ -108,7 +108,8 @@ def load_object(path: str, *, place: str) -> Any:
     try:
         module = import_module(module_name)
     except ImportError as error:
-        where = _found_below(module_name) if error.name == module_name else ""
+        is_missing = f"{module_name}.".startswith(f"{error.name}.")  # itself, or the package that it is in
+        where = _found_below(module_name) if is_missing else ""
         raise ValueError(
             f"{place}: cannot import {module_name!r} ({error}): {where or 'is it on PYTHONPATH?'}"
         ) from error
@@ -130,7 +131,8 @@ def _about(module: Any, module_name: str, name: str) -> str:
 
 def _found_below(module_name: str) -> str:
     """Says in which folder below this one the module lies, and so where to start troupe; empty where it is in none."""
-    files = sorted(Path().glob(f"*/{module_name.replace('.', '/')}.py"))
+    stem = module_name.replace(".", "/")
+    files = [file for form in (f"{stem}.py", f"{stem}/__init__.py") for file in sorted(Path().glob(f"*/{form}"))]
     return f"{files[0]} has that name, so start troupe in its folder (cd {files[0].parts[0]})" if files else ""
 
 

@@ -197,12 +197,24 @@ def test_code_in_a_folder_of_another_user_is_not_run(folder: Path, monkeypatch: 
 def test_a_folder_of_the_modules_name_is_named_with_where_to_start(folder: Path) -> None:
     """`troupe new a_team` makes the folder a_team with a_team.py: from beside it, Python takes the folder for the module."""
     write(
-        folder, {"a_team/a_team.py": TEAM, "elsewhere/own.py": "", "empty_folder/readme.md": "", "a_module.py": "x = 1"}
+        folder,
+        {
+            "a_team/a_team.py": TEAM,
+            "elsewhere/own.py": "",
+            "elsewhere/pkg/own.py": "",
+            "elsewhere/whole/__init__.py": "",
+            "broken.py": "import not_installed",
+            "empty_folder/readme.md": "",
+            "a_module.py": "x = 1",
+        },
     )
     expected = {
         "a_team:Team": r"the folder .*mine/a_team, which is no module and has no 'Team': a_team/a_team\.py has that name, so "
         r"start troupe in its folder \(cd a_team\)",
         "own:Team": r"cannot import 'own' .*: elsewhere/own\.py has that name, so start troupe in its folder \(cd elsewhere\)",
+        "pkg.own:Team": r"'pkg.own' \(No module named 'pkg'\): elsewhere/pkg/own\.py has that name, .* \(cd elsewhere\)",
+        "whole:Team": r"elsewhere/whole/__init__\.py has that name, so start troupe in its folder \(cd elsewhere\)",
+        "broken:Team": r"cannot import 'broken' \(No module named 'not_installed'\): is it on PYTHONPATH\?",
         "empty_folder:Team": r"the folder .*mine/empty_folder, which is no module and has no 'Team': name a module in it",
         "a_module:Team": r"'a_module' \(.*mine/a_module\.py\) has no 'Team'; it has x",
         "no_such:Team": r"cannot import 'no_such' \(No module named 'no_such'\): is it on PYTHONPATH\?",
