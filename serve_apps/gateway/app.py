@@ -36,6 +36,8 @@ from stores.logs import bound, configure
 logger = logging.getLogger(__name__)
 
 DEPLOYMENT = "Gateway"
+TELL_S = 2.0
+"""How long before its end a replica that stops ends the answers that have begun, so that their callers learn of it."""
 IMPORT_PATH = "serve_apps.gateway.app:build_app"
 
 
@@ -138,6 +140,7 @@ class Gateway:
         """Finishes the requests that have begun and takes no more."""
         if self._serving is not None:
             self._server.should_exit = True
+            self._service.end_answers(within_s=DRAIN_S - TELL_S)
             await self._serving
         await self._episodes.close()
         await self._service.capture.close()

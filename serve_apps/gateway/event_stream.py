@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -96,7 +95,7 @@ async def _or_error(
     """Yields the parts and, where the work ends in an error, its body."""
     try:
         with service.counting_failures(slot.team):
-            async with aclosing(parts) as open_parts, asyncio.timeout(service.config.request_timeout_s):
+            async with aclosing(parts) as open_parts, service.answer_time():
                 async for part in open_parts:
                     yield part
     except ApiError as error:

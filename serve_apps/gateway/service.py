@@ -7,8 +7,8 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -74,6 +74,8 @@ class Service:
         self.capture = Captures(count=self.metrics.count_captured)
         self.responses = KeptResponses()
         self.started_at = time.time()
+        self._answer_times: set[asyncio.Timeout] = set()
+        self._is_stopping = False
         self._in_flight = InFlight()
         self._tallies: dict[tuple[str, int], Tally] = {}
         self._shadowing = Shadowing(player or NoPlayer(), max_open=config.max_shadows)
@@ -129,16 +131,36 @@ class Service:
                 request.state.rate_headers = self.admission.rate_headers(key)
 
     async def within_timeout(self, work: Awaitable[T]) -> T:
-        """Awaits `work` for at most `request_timeout_s`; ApiError 504."""
+        """Awaits `work` for at most `request_timeout_s`; ApiError 504, or 503 where this replica stops before."""
         try:
-            async with asyncio.timeout(self.config.request_timeout_s):
+            async with self.answer_time():
                 return await work
         except TimeoutError:
             raise self.timeout_error from None
 
+    @asynccontextmanager
+    async def answer_time(self) -> AsyncIterator[None]:
+        """Limits the work inside to the time that an answer may take; TimeoutError."""
+        async with asyncio.timeout(self.config.request_timeout_s) as limit:
+            self._answer_times.add(limit)
+            try:
+                yield
+            finally:
+                self._answer_times.discard(limit)
+
+    def end_answers(self, *, within_s: float) -> None:
+        """Gives the answers that have begun no more than this time, since this replica stops: their callers are told."""
+        self._is_stopping = True
+        end = asyncio.get_running_loop().time() + within_s
+        for limit in self._answer_times:
+            if (when := limit.when()) is not None:
+                limit.reschedule(min(when, end))
+
     @property
     def timeout_error(self) -> ApiError:
         """The error for a request that was not answered in time."""
+        if self._is_stopping:
+            return ApiError(503, "this gateway replica stops: ask again", code="replica_gone", retry_after_s=2)
         return ApiError(504, f"not done within {self.config.request_timeout_s:g} s", code="timeout")
 
     async def take_slot(self, name: str, user: str | None, key: ApiKey) -> Slot:

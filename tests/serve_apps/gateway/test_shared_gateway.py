@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_scene import Scene, deployed_team
+from waits import until
 
 from serve_apps.config import GatewayTeamConfig
 from serve_apps.gateway.api_keys import SCOPES, make_key, write_keys
@@ -170,3 +171,18 @@ async def test_a_caller_of_one_team_leaves_places_to_the_other(tiny_model: Path,
     assert shared.scene.service.share_of_a_key == 0.75
     shared.share("a")
     assert shared.scene.service.share_of_a_key == 1.0
+
+
+async def test_a_replica_that_stops_tells_the_callers_whose_answers_it_cannot_end(tiny_model: Path) -> None:
+    scene = Scene(tiny_model)
+    scene.streams.pause_s = 5.0
+    body = {"model": "demo/solver", "messages": HELLO}
+    async with scene.http() as http:
+        whole = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
+        streamed = asyncio.ensure_future(http.post("/v1/chat/completions", json={**body, "stream": True}))
+        await until(lambda: scene.streams.num_open == 2)
+        scene.service.end_answers(within_s=0)
+        assert (await whole).status_code == 503 and (await whole).headers["retry-after"] == "2"
+        *_, last, _ = (await streamed).text.split("\n\n")
+    assert '"replica_gone"' in last, "the last event is the error"
+    assert scene.streams.num_open == scene.service.admission.num_in_flight == 0

@@ -90,7 +90,7 @@ class Team:
 
     def stored_prompts(self) -> set[str]:
         store = ServedStore(str(self.folder / "served"))
-        return {trace.task.prompt for trace in store.find_traces()} if (self.folder / "served").exists() else set()
+        return {trace.task.prompt for trace in store.find_traces()} if store.is_there() else set()
 
 
 @contextmanager
@@ -100,10 +100,9 @@ def traffic(url: str, *asked: tuple[str, str, dict[str, Any]]) -> Iterator[dict[
     is_over = threading.Event()
 
     def ask(name: str, secret: str, body: dict[str, Any]) -> None:
-        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         while not is_over.is_set():
             try:
-                outcome: Any = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+                outcome: Any = httpx.post(f"{url}/v1/chat/completions", json=body, headers=bearer(secret), timeout=60)
                 outcomes[name][outcome.status_code] += 1
             except httpx.HTTPError as error:
                 outcomes[name][repr(error)] += 1
@@ -132,7 +131,7 @@ def statuses_at_each_replica(port: int, body: dict[str, Any], **headers: str) ->
 
 
 def bearer(secret: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {secret}"}
+    return {"Authorization": f"Bearer {secret}"} if secret else {}
 
 
 @pytest.fixture
@@ -195,9 +194,8 @@ def test_a_team_is_deployed_beside_another_under_its_traffic(
     more = {"model": f"{first.name}/solver", "input": "and?", "previous_response_id": kept["id"]}
     assert httpx.post(f"{address}/v1/responses", json=more, headers=bearer(own), timeout=60).status_code == 200
     assert httpx.get(f"{url}{episode['base_url']}/models", headers=bearer(own)).status_code == 200
-    wait_until(lambda: all(team.stored_prompts() for team in teams.values()))
-    assert "mail bob@example.com" in teams["frank"].stored_prompts()
-    assert "mail <email>" in teams["guarded"].stored_prompts()
+    wait_until(lambda: "mail bob@example.com" in teams["frank"].stored_prompts())
+    wait_until(lambda: "mail <email>" in teams["guarded"].stored_prompts())
     assert not [text for text in teams["guarded"].stored_prompts() if "bob@" in text]
     for page, team, is_let_in in (("https://b.example", "guarded", False), ("https://b.example", "frank", True)):
         asked_of = teams[team]
