@@ -278,8 +278,8 @@ class GatewayPortConfig(Settings):
     host: str = "127.0.0.1"
     """The address on which the gateway listens. An address that other machines reach needs `keys_file`."""
     port: int = Field(8000, ge=1, le=65535)
-    """The TCP port on which the gateway listens. Teams with the same port share it, and all settings that the guide lists as those
-    of the port."""
+    """The TCP port on which the gateway listens. Teams that name the same port share the gateway there, and must agree about its
+    settings."""
     num_replicas: int = Field(1, ge=1)
     """The number of gateway replicas. Those of one machine listen on the same port, and the kernel distributes the
     connections among them."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gateway_scene import deployed_team
 
-from serve_apps.config import GatewayConfig
+from serve_apps.config import CaptureConfig, GatewayConfig
 from serve_apps.gateway import routes
 from serve_apps.gateway.routes import RouteError, route
 from serve_apps.gateway.teams import TeamRoute
@@ -27,6 +28,9 @@ class Cluster:
         self.apps: Apps = {}
         self.refuses = ""
         self.meanwhile: list[Callable[[], None]] = []
+        self.keys_faults: dict[str, str] = {}
+        self.states = [{"RUNNING": 1}]
+        """Of the replicas, at each question; the last stays."""
 
     def change(self, _: Any, edit: Callable[[Apps], Apps]) -> Apps:
         self.apps = edit(dict(self.apps))
@@ -39,7 +43,15 @@ class Cluster:
         teams = entry["deployments"][0]["user_config"]["teams"]
         accepted = {name: config for name, config in teams.items() if name != self.refuses}
         refused = {"error": self.refuses, "refused": teams if self.refuses else {}}
-        return [{"port": entry["args"], "teams": accepted, "keys_faults": {}, "replica_id": "r", **refused}]
+        return [
+            {"port": entry["args"], "teams": accepted, "keys_faults": self.keys_faults, "replica_id": "r", **refused}
+        ]
+
+    def status(self) -> Any:
+        states = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        deployment = SimpleNamespace(replica_states=states, message="")
+        app = SimpleNamespace(status=SimpleNamespace(value="RUNNING"), deployments={"Gateway": deployment})
+        return SimpleNamespace(applications={"gateway-8000": app})
 
     def versions(self) -> dict[str, int]:
         teams = self.apps["gateway-8000"]["deployments"][0]["user_config"]["teams"]
@@ -52,14 +64,16 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(routes, "open_list", lambda *_: None)
     monkeypatch.setattr(routes, "change_list", made.change)
     monkeypatch.setattr(routes, "gateway_statuses", made.statuses)
-    monkeypatch.setattr(routes.serve, "status", lambda: type("Status", (), {"applications": {}}))
+    monkeypatch.setattr(routes.serve, "status", made.status)
     return made
 
 
-def put(model: Path, name: str, version: int, *, shadow: float = 0.0) -> None:
+def put(
+    model: Path, name: str, version: int, *, shadow: float = 0.0, config: GatewayConfig = CONFIG, **change: Any
+) -> None:
     candidate = deployed_team(model, version + 1, "green") if shadow else None
     team_route = TeamRoute(champion=deployed_team(model, version, "blue"), candidate=candidate, shadow=shadow)
-    route(CONFIG, name, team_route, state_file="", timeout_s=0.2)
+    route(config, name, team_route, state_file="", timeout_s=0.2, **change)
 
 
 def test_two_teams_can_switch_at_the_same_time(cluster: Cluster, tiny_model: Path) -> None:
@@ -106,3 +120,56 @@ def test_the_shadows_app_is_removed_with_a_gateway_that_never_started(cluster: C
     with pytest.raises(RouteError):
         put(tiny_model, "demo", 3, shadow=0.5)
     assert cluster.apps == {}
+
+
+def test_a_team_beside_another_makes_no_new_version_of_the_deployment_and_leaves_the_others_route(
+    cluster: Cluster, tiny_model: Path
+) -> None:
+    put(tiny_model, "demo", 3, config=GatewayConfig(keys_file="/demo.json", capture=CaptureConfig(redact={"a": "b"})))
+    before = cluster.apps["gateway-8000"]
+    put(tiny_model, "other", 7, config=GatewayConfig(allowed_origins=("*",)))
+    after = cluster.apps["gateway-8000"]
+    teams = [entry["deployments"][0].pop("user_config")["teams"] for entry in (before, after)]
+    assert before == after, "what is not in user_config restarts replicas"
+    assert teams[1]["demo"] == teams[0]["demo"] and teams[0]["demo"]["settings"]["keys_file"] == "/demo.json"
+    assert teams[1]["other"]["settings"]["allowed_origins"] == ["*"]
+
+
+def test_a_promotion_keeps_the_settings_that_the_team_is_served_with(cluster: Cluster, tiny_model: Path) -> None:
+    put(tiny_model, "demo", 3, config=GatewayConfig(keys_file="/demo.json"))
+    put(tiny_model, "demo", 4, config=GatewayConfig(max_in_flight=1), change="none")
+    entry = cluster.apps["gateway-8000"]["deployments"][0]["user_config"]
+    assert entry["teams"]["demo"]["settings"]["keys_file"] == "/demo.json" and cluster.versions() == {"demo": 4}
+    assert cluster.apps["gateway-8000"]["args"]["max_in_flight"] == 64
+
+
+def test_a_path_of_keys_is_read_from_the_folder_of_the_command(
+    cluster: Cluster, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("demo", "other"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        put(tiny_model, name, 3, config=GatewayConfig(keys_file="keys.json"))
+    teams = cluster.apps["gateway-8000"]["deployments"][0]["user_config"]["teams"]
+    assert {name: team["settings"]["keys_file"] for name, team in teams.items()} == {
+        name: str(tmp_path / name / "keys.json") for name in ("demo", "other")
+    }
+
+
+def test_other_settings_of_the_port_hold_once_the_replicas_before_have_stopped(
+    cluster: Cluster, tiny_model: Path
+) -> None:
+    put(tiny_model, "demo", 3)
+    cluster.states = [{"RUNNING": 1, "STARTING": 1}, {"RUNNING": 1, "STOPPING": 1}, {"RUNNING": 1}]
+    put(tiny_model, "demo", 3, config=GatewayConfig(max_in_flight=1))
+    assert cluster.states == [{"RUNNING": 1}] and cluster.apps["gateway-8000"]["args"]["max_in_flight"] == 1
+
+
+def test_keys_that_no_replica_can_read_are_not_in_force(cluster: Cluster, tiny_model: Path) -> None:
+    put(tiny_model, "demo", 3)
+    cluster.keys_faults = {"demo": "gateway.keys_file keys.json: no JSON"}
+    with pytest.raises(RouteError, match=r"cannot read the keys of team 'demo': gateway\.keys_file"):
+        put(tiny_model, "demo", 4)
+    assert cluster.versions() == {"demo": 3}
+    put(tiny_model, "demo", 4, change="none")
+    assert cluster.versions() == {"demo": 4}, "a promotion is not kept from its team"
