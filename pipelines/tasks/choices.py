@@ -26,6 +26,9 @@ COLUMN_PREFIXES = ("", "op", "option_", "choice_")
 """What stands before the letter in the names of columns that hold one choice each."""
 LABEL_FIELDS, TEXT_FIELDS = ("label", "key"), ("text", "value")
 
+BEHIND_LETTER = (". ", ") ", ": ", ".", ")", ":", " ")
+"""What stands between the letter and the text of a choice that a question has already."""
+
 _LETTERED = re.compile(r"\(?([A-Za-z])[).:]\s*(?=\S)")
 _AROUND_LABEL = "()[].: "
 
@@ -42,10 +45,9 @@ class Choices(NamedTuple):
 
     def below(self, question: str) -> str:
         """Returns the question with the choices below it, a line each, unless it has them already."""
-        is_there = (
-            re.search(rf"(?<!\w){letter}\W{{1,6}}{re.escape(text)}", question) for letter, text in self.texts.items()
-        )
-        return question if all(is_there) else "\n".join([question, *map(self._line, self.texts)])
+        forms = [[f"{letter}{sign}{text}" for sign in BEHIND_LETTER] for letter, text in self.texts.items()]
+        is_there = all(any(form in question for form in of_choice) for of_choice in forms)
+        return question if is_there else "\n".join([question, *map(self._line, self.texts)])
 
     def references(self, letter: str) -> tuple[str, ...]:
         """Returns what counts as an answer: the letter, its line, and the text where no other choice is written like it."""

@@ -34,14 +34,14 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config_of(folder: Path, *last: dict[str, Any], **changes: Any) -> RunConfig:
     """The run of the tutorial, with these rows at the end of its training tasks."""
-    rows = [{"question": "Lights!", "metadata": {"seed": seed}} for seed in range(40)]
-    for part, own in {"train": [*rows[:20], *last], "gate": rows[20:30], "test": rows[30:]}.items():
+    rows = [{"question": "Lights!", "metadata": {"seed": seed}} for seed in range(50)]
+    for part, own in {"train": [*rows[:30], *last], "gate": rows[30:40], "test": rows[40:]}.items():
         (folder / "tasks" / f"{part}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in own))
     return load_config(folder / "night.yaml", changes)
 
 
 def test_a_world_is_begun_with_a_task_of_the_run(night: Path) -> None:
-    (note,) = check(config_of(night))
+    *_, note = check(config_of(night))
     assert note.startswith("environment room: a world of tasks/train.jsonl:1 began in ")
 
 
@@ -56,7 +56,7 @@ def test_a_world_is_begun_with_a_task_of_the_run(night: Path) -> None:
 def test_a_world_that_does_not_begin_with_a_task_is_named_with_its_row(night: Path, metadata: Any, said: str) -> None:
     config = config_of(night, {"question": "More lights!", "metadata": metadata})
     with pytest.raises(
-        ValueError, match=rf"tasks/train\.jsonl:21: environment room: no world begins .*{said}.*`metadata`"
+        ValueError, match=rf"tasks/train\.jsonl:31: environment room: no world begins .*{said}.*`metadata`"
     ):
         check(config)
 
