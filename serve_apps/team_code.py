@@ -35,7 +35,7 @@ from stores.files import write_file
 
 PREFIX = "troupe_code_"
 TROUPE = ("dags", "pipelines", "serve_apps", "stores", "train_loops")
-MAX_BYTES = 2**20
+MAX_BYTES = 4 * 2**20
 """Of the source files of a team: they travel with every change of its route."""
 _DOTTED = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 """`package.module:Name`."""
@@ -183,15 +183,20 @@ def _named_in(value: Any) -> Iterator[str]:
 def _modules_named_by(text: str, path: str) -> Iterator[str]:
     """Yields what a source file imports, and the modules of dotted paths in it; some names are those of no module."""
     package = path.removesuffix(".py").replace("/", ".").rpartition(".")[0]
-    for node in ast.walk(ast.parse(text, path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            with suppress(ImportError):  # beyond the package: the import fails as well
-                base = resolve_name("." * node.level + (node.module or ""), package)
-                yield from (f"{base}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant):
-            yield from _named_in(node.value)
+    with suppress(SyntaxError):  # whoever imports it is told
+        for node in ast.walk(ast.parse(text, path)):
+            yield from _named_by(node, package)
+
+
+def _named_by(node: ast.AST, package: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        with suppress(ImportError):  # beyond the package: the import fails as well
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Constant):
+        yield from _named_in(node.value)
 
 
 def _files_of(module: str) -> Iterator[tuple[str, Path]]:
@@ -222,7 +227,7 @@ def _is_installed(folder: Path) -> bool:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # a mark at its beginning, which some editors write, is no source
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{file} is not UTF-8 ({error}): save it as UTF-8, so that it can travel with the team"

@@ -167,12 +167,24 @@ def test_the_function_of_a_program_is_played_from_the_code(folder: Path) -> None
 def test_too_much_code_is_refused_by_name(folder: Path) -> None:
     write(folder, {"a_team.py": "import vendored", "vendored.py": f"TEXT = {'x' * MAX_BYTES!r}"})
     with pytest.raises(
-        ValueError, match=r"1\.0 MiB of Python \(2 files, the largest is vendored\.py\), and at most 1 MiB"
+        ValueError, match=r"4\.0 MiB of Python \(2 files, the largest is vendored\.py\), and at most 4 MiB"
     ):
         collect_code("a_team:Team")
     (folder / "a_team.py").write_bytes("# gr\u00fcn".encode("latin-1"))
     with pytest.raises(ValueError, match=r"a_team\.py is not UTF-8 .*: save it as UTF-8"):
         collect_code("a_team:Team")
+
+
+def test_a_file_that_only_fails_where_it_is_imported_is_left_to_that_place(folder: Path) -> None:
+    code = {
+        "a_team.py": "try:\n    import old\nexcept SyntaxError:\n    old = None\n",
+        "old.py": "print 'of Python 2'\n",
+    }
+    write(folder, code)
+    (folder / "a_team.py").write_bytes(b"\xef\xbb\xbf" + code["a_team.py"].encode())
+    assert collect_code("a_team:Team") == code
+    with in_use(code):
+        assert import_module("a_team").old is None
 
 
 def test_what_was_changed_or_swept_in_the_folder_for_copies_is_written_again(folder: Path, tmp_path: Path) -> None:
