@@ -102,8 +102,8 @@ def _check_begins(trace: Trace, at: str, workflow: Workflow) -> None:
     for call in trace.tool_calls:
         if call.tool in workflow.environments and "reset" in call.request and call.error:
             raise ValueError(
-                f"{at}: environment {call.tool}: no world begins for task {trace.task.task_id}, whose metadata is {settings}: {call.error}: "
-                f"write into `{METADATA}` what {workflow.environments[call.tool].name} takes, or change what the workflow gives it"
+                f"{at}: environment {call.tool}: no world begins for task {trace.task.task_id}, whose metadata is {settings}: "
+                f"{call.error.strip()}: mend {workflow.environments[call.tool].name}, or the task's `{METADATA}`"
             )
     if trace.cause is Cause.AUTHOR:
         raise ValueError(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from pipelines.report import samples as samples_module
 from pipelines.report.samples import choose
+from stores.stage_results import Evaluated
 
 pytestmark = pytest.mark.fast
 
@@ -31,3 +35,22 @@ def test_no_more_than_two_tasks_are_shown_of_those_that_changed_alike() -> None:
     before = {f"t{n}": {f"old{n}": 1.0} for n in range(9)}
     after = {f"t{n}": {f"new{n}": 0.0} for n in range(9)}
     assert [task for _, _, task, _, _ in choose(before, after)] == ["t0", "t1", "t2", "t3"]
+
+
+def test_before_training_is_over_the_last_gate_at_which_a_champion_was_met_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    met = SimpleNamespace(candidate="new", champion="old")
+    results = {(2, Evaluated): met, (3, Evaluated): SimpleNamespace(candidate="newer", champion=None)}
+    run = SimpleNamespace(
+        config=SimpleNamespace(iterations=9),
+        iteration=lambda number: SimpleNamespace(find=lambda kind: results.get((number, kind))),
+    )
+    monkeypatch.setattr(
+        samples_module, "outcomes_by_task", lambda run, score: {"t": {f"{score}'s": float(score == "new")}}
+    )
+    (found,) = samples_module.samples(run, last=4)  # type: ignore[arg-type]
+    assert found.title == "better than champion"
+    assert found.episodes == {"champion": "old's", "candidate of iteration 2": "new's"}
+    results.clear()
+    assert samples_module.samples(run, last=4) == []  # type: ignore[arg-type]
