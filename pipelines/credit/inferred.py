@@ -1,6 +1,10 @@
 """inferred: outcomes of this and of earlier iterations -> the reward of each turn, by a model of what turns lead to success.
 
-    reward of turn t = factor of its agent * what t adds to the log-odds of the outcome, within +-MAX_LOG_ODDS, by `turn_values`
+    reward of turn t = factor of its agent * (outcome expected after turn t - outcome expected before it), by `turn_values`
+
+The rewards of an episode add up to the outcome that is expected after its last turn, less the mean. The difference is what turn t changes in all
+that is still to come, of which the expected differences of later turns are no part: those are 0 on average, so that which action is best stays
+the same, and `kind` is `returns`.
 
 Only the inner rule's outcome is used, so that a team whose outcome is all that is known gets credit by turn. An episode is credited by
 a model that never saw its task; only the factors of agents are fitted on all episodes. How a model orders the outcomes of episodes that
@@ -9,8 +13,8 @@ it never saw is the *credit fidelity*:
     (pairs of episodes with different outcomes in the right order - pairs in the wrong order) / number of these pairs
 
 1: the turns explain the outcome; 0: no better than chance (Somers' D of the prediction, 2 AUC - 1 where outcomes are right or wrong).
-Pairs are of one model each: models of different episodes differ in their level. Where it is 0 or less, or the predictions make the
-outcomes less than `MIN_GAIN` more likely, all turns keep the rewards of the inner rule: what seems to lead to success may be chance.
+Pairs are of one model each: models of different episodes differ in their level. Where it is 0 or less, or chance may explain the outcomes as
+well (`CHANCE`), all turns keep the rewards of the inner rule.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import lsq_linear
+from scipy.special import chdtri
 
 from pipelines.credit.inner import PLACE, load_inner
 from pipelines.credit.rule import (
@@ -34,21 +40,22 @@ from pipelines.credit.rule import (
     shares,
     worst_outcome,
 )
-from pipelines.credit.turn_values import fit, logistic_regression, turn_features
+from pipelines.credit.turn_values import beginnings, fit, turn_features
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
 PART = "inferred"
 """The name of what was inferred in the breakdown of a reward."""
-MAX_LOG_ODDS = 5.0
 MAX_FACTOR = 3.0
 NUM_FOLDS = 8
 """Tasks are split into at most so many parts; the episodes of each are predicted by a model that is fitted without it."""
-MIN_GAIN = 3.0
-"""Log-likelihood that all agents' turns together must add; by chance they did in 8 of 60 iterations of 64 episodes."""
+CHANCE = 0.05
+"""How often outcomes of chance may look as well explained. Twice the log-likelihood that factors without a meaning add has a chi-squared distribution
+with as many degrees of freedom as there are factors (Wilks 1938), so that the bar rises with them; each pair of episodes counts twice, once
+either way, so that twice as much is asked for."""
 MIN_EVIDENCE = 1.0
 """Log-likelihood that one agent's turns must add: that of one parameter by Akaike's criterion."""
-FAILED_BELOW = 1.0
-"""Log-odds by which failing is paid less than anything else."""
+FAILED_BELOW = 0.1
+"""By how much failing is paid less than anything else, as a share of the range of outcomes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,28 +148,33 @@ class InferredReward:
         own = sorted(traces, key=lambda trace: trace.episode_id)
         every = [*past_traces, *own]
         outcome_of = {p.trace.episode_id: p.outcome for p in past} | {r.episode_id: r.outcome for r in rewards}
-        outcomes = _from_0_to_1([outcome_of[trace.episode_id] for trace in every])
+        outcomes = np.array([outcome_of[trace.episode_id] for trace in every], dtype=np.float64)
         features = turn_features([trace.turns for trace in every])
-        predicted = np.zeros(len(every))
-        added: dict[str, dict[int, float]] = {}
+        added = [np.zeros(len(trace.turns)) for trace in every]
         folds = _folds(every)
         for fold in folds:
             members = set(fold)
             seen = [i for i in range(len(every)) if i not in members]
-            values = fit([features[i] for i in seen], outcomes[seen])
+            weights = fit([features[i] for i in seen], outcomes[seen])
             for i in fold:
-                predicted[i] = values.log_odds(features[i])
-                added[every[i].episode_id] = _by_turn(every[i], values.of_turns(features[i]))
-        fidelity = _order([(outcomes[fold], predicted[fold]) for fold in folds])
+                added[i] = np.array([weights[of_turn].sum() for of_turn in features[i]])
+        fidelity = _order([(outcomes[fold], np.array([added[i].sum() for i in fold])) for fold in folds])
         factors = _factors(every, added, outcomes) if fidelity > 0 else {}
         if not factors:
             return Inferred(rewards=list(rewards), fidelity=fidelity, is_used=False)
-        scaled = {t.episode_id: _scaled(t, added[t.episode_id], factors) for t in own}
-        lowest = min([0.0, *(value for of_turns in scaled.values() for value in of_turns.values())])
+        earned = {
+            trace.episode_id: {
+                turn.turn_index: factors[turn.agent] * float(value)
+                for turn, value in zip(trace.turns, values, strict=True)
+            }
+            for trace, values in zip(every, added, strict=True)
+        }
+        lowest = min([0.0, *(value for trace in own for value in earned[trace.episode_id].values())])
         for trace in own:
             if trace.cause is Cause.POLICY:
-                scaled[trace.episode_id] = dict.fromkeys(scaled[trace.episode_id], lowest - FAILED_BELOW)
-        inferred = [_replaced(episode, scaled[episode.episode_id]) for episode in rewards]
+                failed = lowest - FAILED_BELOW * float(np.ptp(outcomes))
+                earned[trace.episode_id] = dict.fromkeys(earned[trace.episode_id], failed)
+        inferred = [_replaced(episode, earned[episode.episode_id]) for episode in rewards]
         return Inferred(rewards=inferred, fidelity=fidelity, is_used=True)
 
 
@@ -172,21 +184,6 @@ def _folds(traces: Sequence[Trace]) -> list[list[int]]:
     fold_of = {task: i % NUM_FOLDS for i, task in enumerate(tasks)}
     count = min(NUM_FOLDS, len(tasks)) if len(tasks) > 1 else 0
     return [[i for i, trace in enumerate(traces) if fold_of[trace.task.task_id] == fold] for fold in range(count)]
-
-
-def _from_0_to_1(outcomes: Sequence[float]) -> NDArray[np.float64]:
-    """Returns outcomes between the worst, 0, and the best, 1; those in [0, 1] as they are."""
-    low, high = min([0.0, *outcomes]), max([1.0, *outcomes])
-    return (np.array(outcomes, dtype=np.float64) - low) / (high - low)
-
-
-def _by_turn(trace: Trace, added: NDArray[np.float64]) -> dict[int, float]:
-    clipped = np.clip(added, -MAX_LOG_ODDS, MAX_LOG_ODDS)
-    return {turn.turn_index: float(value) for turn, value in zip(trace.turns, clipped, strict=True)}
-
-
-def _scaled(trace: Trace, added: Mapping[int, float], factors: Mapping[str, float]) -> dict[int, float]:
-    return {turn.turn_index: factors[turn.agent] * added[turn.turn_index] for turn in trace.turns}
 
 
 def _order(parts: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:
@@ -203,34 +200,46 @@ def _order(parts: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> 
 
 
 def _factors(
-    traces: Sequence[Trace], added: Mapping[str, Mapping[int, float]], outcomes: NDArray[np.float64]
+    traces: Sequence[Trace], added: Sequence[NDArray[np.float64]], outcomes: NDArray[np.float64]
 ) -> dict[str, float]:
     """Returns by agent the factor, 0 to `MAX_FACTOR`, by which what its turns add predicts the outcomes of unseen episodes best.
 
-    The factors are fitted together (stacked regressions, Breiman 1996). An agent without which the fit is worse by less than
-    `MIN_EVIDENCE` gets 0, unless all are such: then each may stand in for the others. Empty where the whole fit gains less than `MIN_GAIN`.
+    The factors are fitted together (stacked regressions, Breiman 1996), at every beginning of every episode. An agent without which the fit is
+    worse by less than `MIN_EVIDENCE` gets 0, unless all are such: then each may stand in for the others. Empty where the whole fit is no
+    better than chance would be in `CHANCE` of all iterations.
     """
-    agents = sorted({turn.agent for trace in traces for turn in trace.turns})
-    sums = np.array(
-        [
-            [math.fsum(added[t.episode_id][u.turn_index] for u in t.turns if u.agent == agent) for agent in agents]
-            for t in traces
-        ]
-    )
-    best, factors = _stacked(sums, outcomes)
-    if best - _stacked(sums[:, :0], outcomes)[0] < MIN_GAIN:
+    of_turns = np.array([turn.agent for trace in traces for turn in trace.turns])
+    agents = sorted(set(of_turns.tolist()))
+    lengths = [len(trace.turns) for trace in traces]
+    by_turn = np.concatenate(added)[:, None] * (of_turns[:, None] == np.array(agents))
+    by_episode = np.array([turns.sum(axis=0) for turns in np.split(by_turn, np.cumsum(lengths)[:-1])])
+    # Where 3 of 64 episodes are won, two that are alike by chance would seem to explain it: such episodes count as 12 with a won half.
+    num_episodes = 4 * float(outcomes.var() * len(outcomes) / np.ptp(outcomes) ** 2)
+    if _evidence(by_episode, outcomes - outcomes.mean(), range(len(agents)), num_episodes) < chdtri(
+        len(agents), CHANCE
+    ):
         return {}
-    gains = [best - _stacked(np.delete(sums, i, axis=1), outcomes)[0] for i in range(len(agents))]
-    is_needed = [gain >= MIN_EVIDENCE for gain in gains]
+    sums, targets = beginnings(lengths, outcomes)
+    x = sums @ by_turn
+    is_needed = [_evidence(x, targets, [i], num_episodes) >= MIN_EVIDENCE for i in range(len(agents))]
     if not any(is_needed):
         is_needed = [True] * len(agents)
+    factors = _stacked(x, targets)[0]
     return {agent: float(f) if needed else 0.0 for agent, f, needed in zip(agents, factors, is_needed, strict=True)}
 
 
-def _stacked(x: NDArray[np.float64], outcomes: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-    """Returns the log-likelihood of a logistic regression with coefficients from 0 to `MAX_FACTOR`, and the coefficients."""
-    log_likelihood, coefficients, _ = logistic_regression(x, outcomes, start=1.0, bounds=(0.0, MAX_FACTOR))
-    return log_likelihood, coefficients
+def _evidence(
+    x: NDArray[np.float64], targets: NDArray[np.float64], columns: Sequence[int], num_episodes: float
+) -> float:
+    """Returns the log-likelihood that these columns of `x` add, where errors have a normal distribution."""
+    less = _stacked(np.delete(x, columns, axis=1), targets)[1]
+    return num_episodes / 2 * math.log(less / _stacked(x, targets)[1])
+
+
+def _stacked(x: NDArray[np.float64], targets: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """Returns the coefficients, 0 to `MAX_FACTOR`, of a linear regression, and the sum of its squared errors, which is above 0."""
+    factors = lsq_linear(x, targets, bounds=(0, MAX_FACTOR)).x if x.shape[1] else np.zeros(0)
+    return factors, max(float(np.square(targets - x @ factors).sum()), np.finfo(float).tiny)
 
 
 def _replaced(episode: EpisodeRewards, added: Mapping[int, float]) -> EpisodeRewards:

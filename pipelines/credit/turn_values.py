@@ -1,25 +1,26 @@
-"""turn_values: turns of many episodes and how the episodes ended -> what each turn adds to the log-odds of its episode's outcome.
+"""turn_values: turns of many episodes and how the episodes ended -> what each turn adds to the outcome that is expected.
 
-    log-odds of the outcome = b + sum over the turns t of w . x_t
+    outcome expected after the first k turns = mean outcome + sum over these turns t of w . x_t
 
 x_t are hashed features (arXiv 0902.2206) of what an agent was asked and what it said: its words, pairs of a word of each, the turn as a
-whole, and from which place of what was asked a word was copied. Words that nearly all turns of the agent have are left out. w and b are
-fitted by logistic regression with an L2 penalty. To split what an episode earned into parts of its turns by a model that is fitted on
-whole episodes is return redistribution (RUDDER, arXiv 1806.07857); that the parts simply add up is the form of Efroni et al. (arXiv
-2008.06036).
+whole, and from which place of what was asked a word was copied. Words that nearly all turns of the agent have are left out. w is fitted to
+the outcomes by least squares with an L2 penalty, at every beginning of every episode; those of one episode weigh as much as those of any other.
+
+So w . x_t is the difference of the predictions from two beginnings, one turn apart, which is return redistribution (RUDDER, arXiv 1806.07857).
+A turn whose effect goes through a later one is paid when it is made: until the later one is there, nothing else explains the outcome. That the
+parts simply add up is the form of Efroni et al. (arXiv 2008.06036).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, sparse
+from scipy import sparse
+from scipy.sparse.linalg import aslinearoperator, lsqr
 
 from stores.types import Turn
 from train_loops.team.episodes import word_grams
@@ -36,24 +37,6 @@ MAX_STEPS = 200
 
 Features = NDArray[np.int32]
 """Buckets of the features of one turn."""
-Matrix: TypeAlias = NDArray[np.float64] | sparse.csr_matrix
-
-
-@dataclass(frozen=True, slots=True)
-class TurnValues:
-    """A fitted model: what a feature adds to the log-odds of the outcome."""
-
-    weights: NDArray[np.float64]
-    """[NUM_BUCKETS]."""
-    bias: float
-
-    def of_turns(self, turns: Sequence[Features]) -> NDArray[np.float64]:
-        """Returns [number of turns]: what each turn adds to the log-odds."""
-        return np.array([self.weights[features].sum() for features in turns])
-
-    def log_odds(self, turns: Sequence[Features]) -> float:
-        """Returns the log-odds of the outcome of an episode of these turns."""
-        return float(self.bias + self.of_turns(turns).sum())
 
 
 def turn_features(episodes: Sequence[Sequence[Turn]]) -> list[list[Features]]:
@@ -62,49 +45,30 @@ def turn_features(episodes: Sequence[Sequence[Turn]]) -> list[list[Features]]:
     return [[_features(turn, common[turn.agent]) for turn in turns] for turns in episodes]
 
 
-def fit(episodes: Sequence[Sequence[Features]], outcomes: NDArray[np.float64]) -> TurnValues:
-    """Fits the model to episodes, by the features of their turns, and their outcomes [number of episodes] in [0, 1]."""
-    columns = [np.concatenate([*turns, np.empty(0, np.int32)]) for turns in episodes]
-    ends = np.cumsum([0, *(len(c) for c in columns)])
-    used, at = np.unique(np.concatenate(columns), return_inverse=True)
-    x = sparse.csr_matrix((np.ones(len(at)), at, ends), shape=(len(episodes), len(used)))
-
-    _, coefficients, bias = logistic_regression(x, outcomes, start=0.0, l2_penalty=L2_PENALTY)
+def fit(episodes: Sequence[Sequence[Features]], outcomes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns w, [NUM_BUCKETS], fitted to episodes, by the features of their turns, and their outcomes [number of episodes]."""
+    turns = [features for episode in episodes for features in episode]
     weights = np.zeros(NUM_BUCKETS)
-    weights[used] = coefficients
-    return TurnValues(weights, bias)
+    if turns:
+        used, at = np.unique(np.concatenate(turns), return_inverse=True)
+        ends = np.cumsum([0, *map(len, turns)])
+        x = sparse.csr_matrix((np.ones(len(at)), at, ends), shape=(len(turns), len(used)))
+        sums, targets = beginnings([len(episode) for episode in episodes], outcomes)
+        weights[used] = lsqr(aslinearoperator(sums) @ aslinearoperator(x), targets, damp=L2_PENALTY**0.5)[0]
+    return weights
 
 
-def logistic_regression(
-    x: Matrix,
-    outcomes: NDArray[np.float64],
-    *,
-    start: float,
-    l2_penalty: float = 0.0,
-    bounds: tuple[float | None, float | None] = (None, None),
-) -> tuple[float, NDArray[np.float64], float]:
-    """Returns the penalized log-likelihood, the coefficients [m] and the bias of the regression of outcomes [n] in [0, 1] on `x` [n, m].
+def beginnings(lengths: Sequence[int], outcomes: NDArray[np.float64]) -> tuple[sparse.csr_matrix, NDArray[np.float64]]:
+    """Returns what is to be explained at every beginning of every episode: [T, T], its turns among all T, and [T], the outcome less the mean.
 
-    Args: start, bounds: of each coefficient; the bias begins at 0, and has neither penalty nor bounds.
+    A beginning ends with each turn. Its row is divided by the root of the number of turns in its episode, so that in a sum of squares all
+    beginnings of an episode weigh one together.
+
+    Args: lengths: [number of episodes], their turns.
     """
-
-    def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        w, bias = parameters[:-1], parameters[-1]
-        logits = x @ w + bias
-        error = sigmoid(logits) - outcomes
-        value = (np.logaddexp(0, logits) - outcomes * logits).sum() + l2_penalty / 2 * (w @ w)
-        return float(value), np.append(x.T @ error + l2_penalty * w, error.sum())
-
-    num = x.shape[1]
-    optimum = optimize.minimize(
-        loss,
-        np.append(np.full(num, start), 0.0),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[bounds] * num + [(None, None)],
-        options={"maxiter": MAX_STEPS},
-    )
-    return -float(optimum.fun), optimum.x[:-1], float(optimum.x[-1])
+    roots = np.sqrt(np.maximum(lengths, 1))
+    blocks = [np.tril(np.ones((n, n))) / root for n, root in zip(lengths, roots, strict=True) if n]
+    return sparse.block_diag(blocks, format="csr"), np.repeat((outcomes - outcomes.mean()) / roots, lengths)
 
 
 def _features(turn: Turn, common: set[str]) -> Features:
@@ -139,8 +103,3 @@ def _common(turns: Sequence[Turn]) -> dict[str, set[str]]:
         agent: {gram for gram, count in counts[agent].items() if count > COMMON_SHARE * number} if number > 1 else set()
         for agent, number in numbers.items()
     }
-
-
-def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns 1 / (1 + exp(-x)), elementwise."""
-    return 1 / (1 + np.exp(-np.clip(x, -50, 50)))

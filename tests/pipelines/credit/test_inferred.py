@@ -87,16 +87,139 @@ def test_turns_that_lead_to_success_earn_more_than_those_that_lose_it() -> None:
     assert np.std(idle) < 0.25 * (np.mean(right) - np.mean(wrong)), "a free rider"
 
 
-def test_what_chance_decides_is_rarely_redistributed_and_its_fidelity_is_around_0() -> None:
+def played(design: Callable[[random.Random], Design], *, num_iterations: int = 5, seed: int = 0) -> list[list[Trace]]:
+    """Episodes of a team whose turns are known, by iteration: 64 of 8 tasks each."""
+    iterations = []
+    for k in range(1, num_iterations + 1):
+        rng = random.Random(f"{seed}/{k}")
+        traces = []
+        for i in range(64):
+            base = build_trace(i % 8 * 2, iteration=k)
+            turns, is_won = design(rng)
+            traces.append(
+                replace(
+                    base,
+                    episode_id=f"{k:04x}-{i}",
+                    group_id=base.task.task_id,
+                    turns=tuple(_turn(base, n, *turn) for n, turn in enumerate(turns)),
+                    answer="5" if is_won else "4",
+                    tool_calls=(),
+                )
+            )
+        iterations.append(traces)
+    return iterations
+
+
+Design = tuple[list[tuple[str, str, str]], bool]
+"""Agent, prompt and completion of each turn, and whether the episode is won."""
+
+
+def scout_and_solver(rng: random.Random, *, idle: bool = False) -> Design:
+    """Looking shows the digit to the solver, who copies it in 90% of all cases and else guesses; another scout changes nothing."""
+    digit, looks = rng.choice("0123456789"), rng.random() < 0.5
+    said = digit if looks and rng.random() < 0.9 else rng.choice("0123456789")
+    others = [("idle scout", "Look or skip?", rng.choice(["look", "skip"]))] if idle else []
+    asked = f"Say the digit.\nSeen: {digit if looks else 'nothing'}"
+    turns = [("scout", "Look or skip?", "look" if looks else "skip"), *others, ("solver", asked, said)]
+    return turns, said == digit
+
+
+def two_scouts(rng: random.Random) -> Design:
+    """As before, beside a scout who says the same words and is not heard."""
+    return scout_and_solver(rng, idle=True)
+
+
+def copied_verdict(rng: random.Random) -> Design:
+    """A verifier who checks knows whether it is so, one who guesses does not; the last agent says what the verifier said."""
+    truth, checks = rng.choice(["yes", "no"]), rng.random() < 0.5
+    verdict = truth if checks else rng.choice(["yes", "no"])
+    turns = [
+        ("verifier", "Is it so?", f"{'checked' if checks else 'guessed'} {verdict}"),
+        ("speaker", f"Verdict: {verdict}", verdict),
+    ]
+    return turns, verdict == truth
+
+
+def ignored_plan(rng: random.Random) -> Design:
+    """A plan that stands in the solver's prompt and changes nothing."""
+    plan, good, bad, is_right = rng.choice("ABC"), rng.randint(1, 4), rng.randint(1, 4), rng.random() < 0.6
+    asked = f"Plan: {plan}\nPile: {good}+{bad}"
+    return [
+        ("planner", "Make a plan.", f"plan {plan}"),
+        ("solver", asked, str(good if is_right else good + bad)),
+    ], is_right
+
+
+@pytest.mark.parametrize(
+    ("design", "agent", "word", "worth"),
+    [
+        (scout_and_solver, "scout", "look", 0.82),
+        (two_scouts, "scout", "look", 0.82),
+        (two_scouts, "idle scout", "look", 0.0),
+        (copied_verdict, "verifier", "checked", 0.5),
+        (ignored_plan, "planner", "plan A", 0.0),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_turn_whose_effect_goes_through_a_later_one_is_paid_what_it_is_worth(
+    design: Callable[[random.Random], Design], agent: str, word: str, worth: float, seed: int
+) -> None:
     rule = InferredReward(BARE)
+    *earlier, now = played(design, seed=seed)
+    found = rule.infer(scored(rule, now), now, past(rule, [t for traces in earlier for t in traces]))
+    assert found.is_used
+    paid: dict[bool, list[float]] = {True: [], False: []}
+    for trace, episode in zip(now, found.rewards, strict=True):
+        for turn, reward in zip(trace.turns, episode.rewards, strict=True):
+            if turn.agent == agent:
+                paid[word in turn.completion_text].append(reward.reward)
+    assert np.mean(paid[True]) - np.mean(paid[False]) == pytest.approx(worth, abs=0.15)
+    assert max(np.std(rewards) for rewards in paid.values()) < 0.1, "whatever the later turn made of it"
+
+
+def test_what_is_inferred_adds_up_to_the_outcome_that_is_expected_whatever_the_first_turn_was() -> None:
+    rule = InferredReward(BARE)
+    *earlier, now = played(scout_and_solver)
+    before = past(rule, [t for traces in earlier for t in traces])
+    found = rule.infer(scored(rule, now), now, before)
+    mean = np.mean([e.outcome for e in found.rewards] + [p.outcome for p in before])
+    for first in ("look", "skip"):
+        ended = [e for t, e in zip(now, found.rewards, strict=True) if t.turns[0].completion_text == first]
+        total = np.mean([sum(reward.reward for reward in episode.rewards) for episode in ended])
+        assert total == pytest.approx(np.mean([episode.outcome for episode in ended]) - mean, abs=0.1)
+
+
+def test_rewards_are_in_the_unit_of_the_outcome() -> None:
+    rule = InferredReward(BARE)
+    now = played(scout_and_solver, num_iterations=1)[0]
+    rewards = scored(rule, now)
+    larger = [replace(episode, outcome=30 * episode.outcome - 7) for episode in rewards]
+    one, thirty = (
+        [r.reward for episode in rule.infer(given, now, []).rewards for r in episode.rewards]
+        for given in (rewards, larger)
+    )
+    assert np.abs(one).max() > 0.3 and np.allclose(np.array(one) * 30, thirty, atol=1e-3)
+
+
+@pytest.mark.test
+@pytest.mark.parametrize("num_agents", [2, 8])
+@pytest.mark.parametrize("share_won", [0.05, 0.4])
+def test_what_chance_decides_is_inferred_from_in_one_run_of_twenty_at_most(num_agents: int, share_won: float) -> None:
+    rule = InferredReward(BARE)
+
+    def coin(rng: random.Random) -> Design:
+        said = [
+            (f"agent {i}", f"Say {rng.randint(0, 9)}", rng.choice(["fine", "rain", "sun"])) for i in range(num_agents)
+        ]
+        return said, rng.random() < share_won
+
     found = []
-    for seed in range(20):
-        coin = random.Random(seed)
-        now = iteration(1, wins=lambda _, coin=coin: coin.random() < 0.4, seed=seed)
+    for seed in range(40):
+        (now,) = played(coin, num_iterations=1, seed=seed)
         rewards = scored(rule, now)
         found.append(rule.infer(rewards, now, []))
         assert found[-1].is_used or found[-1].rewards == rewards
-    assert sum(one.is_used for one in found) <= 5
+    assert sum(one.is_used for one in found) <= 2
     assert abs(np.mean([one.fidelity for one in found])) < 0.1
 
 
@@ -110,7 +233,7 @@ def test_failing_pays_less_than_anything_else_though_all_others_are_right() -> N
     paid = {True: [], False: []}
     for trace, episode in zip(now, found.rewards, strict=True):
         paid[trace.cause is Cause.POLICY] += [reward.reward for reward in episode.rewards]
-    assert max(paid[True]) <= min(0.0, *paid[False]) - 1.0
+    assert max(paid[True]) <= min(0.0, *paid[False]) - 0.1
 
 
 def test_a_free_rider_gets_nothing_once_there_are_episodes_enough() -> None:
@@ -202,7 +325,7 @@ def test_failing_never_pays_more_than_being_wrong_and_formats_keep_their_penalty
     assert found.is_used
     others = [reward.breakdown["inferred"] for episode in found.rewards[1:] for reward in episode.rewards]
     (of_failed,) = {reward.breakdown["inferred"] for reward in found.rewards[0].rewards}
-    assert of_failed <= min(others) - 1.0
+    assert of_failed <= min(others) - 0.1
     assert found.rewards[0].outcome == 0.0
     first = found.rewards[1].rewards[0]
     assert first.breakdown["format"] == -0.5 and first.reward == first.breakdown["inferred"] - 0.5
@@ -211,8 +334,8 @@ def test_failing_never_pays_more_than_being_wrong_and_formats_keep_their_penalty
 def test_outcomes_of_any_range_are_ordered() -> None:
     features = turn_features([trace.turns for trace in iteration(1)])
     wins = np.array([float(all(t.outcome_metadata["verdicts"])) for t in iteration(1)])
-    values = fit(features, wins)
-    fitted = np.array([values.log_odds(turns) for turns in features])
+    weights = fit(features, wins)
+    fitted = np.array([sum(weights[turn].sum() for turn in turns) for turns in features])
     assert _order([(wins, fitted)]) == _order([(wins * 30 - 7, fitted)]) > 0.95
     assert _order([(wins, -fitted)]) == -_order([(wins, fitted)])
     assert _order([(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]))]) == pytest.approx(1 / 3)
@@ -222,15 +345,19 @@ def test_outcomes_of_any_range_are_ordered() -> None:
 
 
 def test_the_fit_is_where_the_gradient_is_zero() -> None:
-    features = turn_features([trace.turns for trace in iteration(1)])
-    outcomes = np.array([float(all(t.outcome_metadata["verdicts"])) for t in iteration(1)])
-    values = fit(features, outcomes)
-    error = 1 / (1 + np.exp(-np.array([values.log_odds(turns) for turns in features]))) - outcomes
-    gradient = values.weights.copy()
-    for turns, e in zip(features, error, strict=True):
-        for turn in turns:
-            np.add.at(gradient, turn, e)
-    assert abs(error.sum()) < 1e-3 and np.abs(gradient).max() < 1e-2
+    now = iteration(1)
+    now[0] = replace(now[0], turns=now[0].turns[:3])
+    now[1] = replace(now[1], turns=())
+    features = turn_features([trace.turns for trace in now])
+    outcomes = np.array([float(all(t.outcome_metadata["verdicts"])) for t in now])
+    weights = fit(features, outcomes)
+    gradient = weights.copy()
+    for turns, outcome in zip(features, outcomes - outcomes.mean(), strict=True):
+        for end in range(1, len(turns) + 1):
+            expected = sum(weights[turn].sum() for turn in turns[:end])
+            for turn in turns[:end]:
+                np.add.at(gradient, turn, (expected - outcome) / len(turns))
+    assert np.abs(weights).max() > 0.05 and np.abs(gradient).max() < 1e-3
 
 
 def test_of_long_texts_the_ends_are_read() -> None:
