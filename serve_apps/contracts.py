@@ -190,7 +190,7 @@ class Thinking:
 
 @dataclass(frozen=True)
 class Boxed:
-    r"""An answer in `\boxed{}`, anywhere but in thoughts: fields `answer` (of the last box) and `text`."""
+    r"""An answer in `\boxed{}`, anywhere but in thoughts: fields `answer` (of the last box, or of several that are one answer) and `text`."""
 
     @property
     def field_names(self) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from serve_apps.boxed import last_boxed
+from serve_apps.plain_signs import in_plain_signs
 from serve_apps.thinking import after_thinking
 
 MAX_ANSWER_CHARS = 1000
@@ -35,6 +36,25 @@ DEADLINE_S = 5
 """Seconds that math-verify may take for one pair of answers."""
 _START_DEADLINE_S = 120
 _MEMORY_BYTES = 4 << 30
+
+_LATEX = str.maketrans(
+    {
+        **{sign: f"\\mathbb{{{letter}}}" for sign, letter in zip("ℂℕℚℝℤ", "CNQRZ", strict=True)},
+        **{
+            sign: f"\\{command} "
+            for sign, command in {
+                "×": "times", "·": "cdot", "⋅": "cdot", "÷": "div", "±": "pm", "∓": "mp", "≤": "le", "≥": "ge", "≠": "ne",
+                "∞": "infty", "∅": "emptyset", "∪": "cup", "∩": "cap", "∈": "in",
+            }.items()
+        },
+        "°": "^\\circ ",
+    }
+)  # fmt: skip
+_ROOT = re.compile(r"([√∛])\s*(\d+(?:\.\d+)?|[^\W\d_])|√(?=\s*\()")
+_CURRENCY = re.compile("[\u00a2-\u00a5\u20a0-\u20c0]")
+_TIMES = re.compile(r"(?<=\d)\s*x\s*(?=10\^)")
+_PI = re.compile(r"(?<![a-zA-Z\\])pi(?![a-zA-Z])")
+_MIXED = re.compile(r"(?<![\w.,/^{}])(\d{1,9}) +(\d{1,9})/(\d{1,9})(?![\d/]|\.\d)")
 
 _TAG = re.compile(r"<(/?)(?:FINAL_)?ANSWER>", re.IGNORECASE)
 _ANNOUNCEMENT = re.compile(
@@ -66,16 +86,16 @@ _PRINTED = re.compile(
 )
 """How programs print numbers of NumPy's and the standard library's types."""
 _PRINTED_POWER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,2}(?!\w)")
-_SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|[*x×·])\s*10\s*\^\s*(?:\{[+-]?\d+\}|[+-]?\d+)")
+_SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|[*x])\s*10\s*\^\s*(?:\{[+-]?\d+\}|[+-]?\d+)")
 _UNEVALUATED = re.compile(
-    r"[\w)}\]]\s*(?:\+|-|\*|/|×|÷|·|\\times|\\cdot|\\div)\s*[\w(\\{]"  # infix
+    r"[\w)}\]]\s*(?:\+|-|\*|/|\\times|\\cdot|\\div)\s*[\w(\\{]"  # infix
     r"|\^(?!\s*(?:\{\s*)?\\circ)|!|\\[dtc]?frac|\\(?:sqrt|log|ln|exp|sin|cos|tan|sum|prod|int|binom|lfloor|lceil)\b"
 )
-_EXPONENT = re.compile(r"\^\s*(?:\{\s*[+-]?\d+\s*\}|[+-]?\d+)|[²³]|(?<=[a-zA-Z])[23]\b")
+_EXPONENT = re.compile(r"\^\s*(?:\{\s*[+-]?\d+\s*\}|[+-]?\d+)|(?<=[a-zA-Z])[23]\b")
 _BASE = re.compile(r"\d_\{?(\d+)\}?$")
 _WORDS = re.compile(r"[^\W\d_]+(?: [^\W\d_]+)*")
 _SEPARATOR = re.compile(r"[,;]|\bor\b|\band\b")
-_RELATIONS = ("<", ">", "!", "~", "/", "≤", "≥", "≠", "\\not")
+_RELATIONS = ("<", ">", "!", "~", "/", "\\not")
 """These make another relation of the `=` behind them."""
 _DIGITS = re.compile(r"\d[\d.,]*(?:\\(?:overline|bar|dot)\s*\{?\d+\}?)?")
 
@@ -84,7 +104,7 @@ _TEXT = re.compile(
 )
 _UNIT_PARTS = re.compile(r"[^\W\d_]+|\S")
 _UNIT_SYMBOLS = (
-    "m km cm mm µm μm nm in ft yd mi s ms µs μs ns h hr hrs min g kg mg µg μg lb lbs oz t l L mL ml dL kL gal N kN J kJ MJ "
+    "m km cm mm μm nm in ft yd mi s ms μs ns h hr hrs min g kg mg μg lb lbs oz t l L mL ml dL kL gal N kN J kJ MJ "
     "cal kcal W kW MW kWh Wh V mV kV A mA Ω C F H T Hz kHz MHz GHz Pa kPa MPa bar atm psi mol K rad sr eV keV MeV GeV cd lm "
     "lx px dpi B kB MB GB bit bits mph kph rpm"
 )
@@ -160,8 +180,24 @@ def is_correct(answer: str, references: Sequence[str], *, rules: Literal["verify
 
 @lru_cache(maxsize=65536)
 def _is_correct(answer: str, references: tuple[str, ...]) -> bool:
-    stated = _clean(extract_answer(answer))
-    return bool(stated) and any(_matches(stated, _clean(extract_answer(reference))) for reference in references)
+    stated = _clean(extract_answer(_typed(answer)))
+    return bool(stated) and any(_matches(stated, _clean(extract_answer(_typed(reference)))) for reference in references)
+
+
+def _typed(text: str) -> str:
+    """Returns a text in which what is typed outside of LaTeX stands as LaTeX has it: `√2`, `1½`, `x²`, `–5`, `3 x 10⁴`.
+
+    A currency is no part of a number.
+    """
+    text = _ROOT.sub(_as_root, in_plain_signs(text.translate(_LATEX)))
+    text = _TIMES.sub(r"\\times ", _PI.sub(r"\\pi", _CURRENCY.sub("", text)))
+    return _MIXED.sub(lambda m: f"{m[1]}\\frac{{{m[2]}}}{{{m[3]}}}" if int(m[2]) < int(m[3]) else m[0], text)
+
+
+def _as_root(root: re.Match[str]) -> str:
+    if not root[1]:
+        return "sqrt"  # of what stands in brackets
+    return f"\\sqrt{'' if root[1] == '√' else '[3]'}{{{root[2]}}}"
 
 
 def _last_tagged(text: str) -> str | None:
@@ -219,7 +255,7 @@ def _is_same_string(answer: str, references: Sequence[str]) -> bool:
 def _canonical(text: str) -> str:
     """Returns one spelling for `\\dfrac{X}{2}` and `x/2`, `\\sqrt2` and `\\sqrt{2}`, `90^\\circ` and `90`, `\\text{
     cm}` and `cm`."""
-    text = _clean(text)
+    text = _clean(text.replace("−", "-"))
     if len(text) > MAX_ANSWER_CHARS:
         return text
     text = re.sub(r"\^(?:\{\\circ\}|\\circ)|\^?\\degree|°", "", re.sub(r"\s", "", text))
@@ -246,7 +282,7 @@ def _clean(text: str) -> str:
     """
     if "\\begin" not in text:
         text = _DOUBLED.sub(r"\\", text)
-    text = _COMMAND.sub(lambda command: command[1] or "", text).replace("{,}", ",").replace("−", "-")
+    text = _COMMAND.sub(lambda command: command[1] or "", text).replace("{,}", ",")
     return " ".join(text.split()).removesuffix(".").strip()
 
 
@@ -418,7 +454,7 @@ def _quantity(text: str) -> _Quantity:
     are_units = all(
         n in _UNITS or (len(n) > 2 and n.lower() not in _NO_UNIT) or (is_wrapped and n.lower() not in _NO_UNIT)
         for n in names
-    ) and all(o in "/*·⋅().-'" for o in operators)
+    ) and all(o in "/*().-'" for o in operators)
     if names and names[0].lower() in _OPERATIONS_AFTER and names[0] == parts[0]:
         return _Quantity(text, Fraction(0))
     if factor != 1:

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from serve_apps.agent import Agent, Reply, TracedText
-from serve_apps.boxed import last_box
+from serve_apps.boxed import last_boxes
 from serve_apps.contracts import Tags
 from serve_apps.workflow import Outcome, Workflow, together
 from stores.types import Task
@@ -92,11 +92,10 @@ def _agree(replies: Sequence[Reply]) -> bool:
 
 
 def without_answer(reply: Reply) -> TracedText:
-    """Hides the solution's last box and every mention of the answer; a number inside another one is no mention."""
+    """Hides the solution's last boxes and every mention of the answer; a number inside another one is no mention."""
     solution, answer = reply["solution"], reply["answer"]
     text = str(solution)
-    box = last_box(text)
-    if box is not None:
+    for box in reversed(last_boxes(text)):
         text = text[: box.start] + HIDDEN + text[box.end :]
     if len(answer) > MAX_MENTION_CHARS:
         text = text.replace(answer, HIDDEN)  # no part of a longer word; the expression would read it again and again

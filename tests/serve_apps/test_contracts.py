@@ -202,4 +202,5 @@ def test_an_integer_of_any_length_is_no_error() -> None:
 
 def test_the_last_box_is_the_answer() -> None:
     assert Boxed().parse(r"\boxed{1} no: \boxed{\frac{1}{2}}.").fields["answer"] == r"\frac{1}{2}"
+    assert Boxed().parse(r"$\boxed{1}$ and $\boxed{2}$").fields["answer"] == "1, 2"
     assert Boxed().parse(r"so \boxed{1").fault and Boxed().parse(r"\boxed{ }").fault

@@ -37,6 +37,7 @@ def written(tmp_path: Path, *rows: dict[str, Any]) -> Path:
     [
         ({"question": "1+1?", "answer": 2}, "1+1?", ("2",)),
         ({"problem": "p", "solution": "so \\boxed{\\frac{1}{2}}."}, "p", ("\\frac{1}{2}",)),
+        ({"problem": "p", "solution": "so \\boxed{3} and \\boxed{5}."}, "p", ("3, 5",)),
         ({"query": "q", "target": ["a", "b", "a"]}, "q", ("a", "b")),
         ({"prompt": "p", "ground_truth": "g", "solution": "\\boxed{s}"}, "p", ("g",)),
         ({"prompt": "p", "reward_model": {"style": "rule", "ground_truth": "7"}, "answer": "8"}, "p", ("7",)),
@@ -211,7 +212,6 @@ def test_a_generator_gets_the_section_as_its_split_unless_one_is_given() -> None
     check_disjoint({"test": test, "gate": load_tasks(generator({}), section="gate", seed=1)})
     with pytest.raises(ValueError, match=r"tasks\.gate and tasks\.test share the task '"):
         check_disjoint({"test": test, "gate": test[:1]})
-
 
 
 def house(**settings: Any) -> Task:

@@ -126,6 +126,7 @@ def test_debaters_do_not_read_each_others_answers_and_vote(tokenizer: ChatTokeni
         ("0.5 and 5.5", "5", "0.5 and 5.5"),
         (r"so \boxed{\frac{1}{2}}", "", f"so {HIDDEN}"),
         (r"\boxed{7} at first", "8", f"{HIDDEN} at first"),
+        (r"it is \boxed{7} or \boxed{9}", "7, 9", f"it is {HIDDEN} or {HIDDEN}"),
     ],
 )
 def test_what_peers_read_of_a_solution(steps: str, answer: str, shown: str) -> None:
