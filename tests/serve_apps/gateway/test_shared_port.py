@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -248,12 +247,9 @@ def test_other_settings_of_the_port_are_refused_or_replaced_by_name_without_a_ga
         frank.deploy(speaker)
     url, before = f"http://127.0.0.1:{guarded.port}", gateway_statuses(GatewayConfig(port=guarded.port))
     with traffic(url, ("guarded", guarded.secrets["web"], guarded.chat())) as outcomes:
-        began = time.monotonic()
         frank.deploy(speaker, change="any")
-        print("replaced in", time.monotonic() - began)
         long = guarded.chat(user="x" * 4000)
         assert statuses_at_each_replica(guarded.port, long, **bearer(guarded.secrets["web"])) == {413}
     after = gateway_statuses(GatewayConfig(port=guarded.port))
     assert {status["pid"] for status in after}.isdisjoint(status["pid"] for status in before) and len(after) == 2
-    print(outcomes)
-    assert "ConnectError" not in repr(outcomes), "a replica listens before the one that it replaces stops"
+    assert set(outcomes["guarded"]) == {200}, "a replica listens before the one that it replaces stops"
