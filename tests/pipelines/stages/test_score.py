@@ -15,6 +15,7 @@ from stage_records import collected, finish
 from stage_records import scored as scored_result
 
 from pipelines.config.run_config import load_config
+from pipelines.credit.inferred import Inferred, InferredReward, PastEpisode
 from pipelines.run.iteration import NotDone
 from pipelines.run.run import Run
 from pipelines.run.scoring import rewards_for
@@ -240,3 +241,58 @@ def test_where_iterations_overlap_score_goes_on_from_the_one_before_and_only_the
     assert score(late, 2).agents, "an iteration before it has learnt"
     with pytest.raises(ValueError, match="nothing can be trained"):
         score(run, 1)
+
+
+def run_of(folder: Path, make_trace: MakeTrace, *, num_iterations: int, **changes: Any) -> Run:
+    """A run of which so many iterations have collected two episodes of 4 and 8 completion tokens each."""
+    run = Run(load_config(SMALL, {"storage.root": str(folder), **changes}))
+    run.open()
+    for iteration in range(1, num_iterations + 1):
+        where = {"run_id": run.run_id, "iteration": iteration, "purpose": Purpose.TRAIN, "team_key": "team"}
+        run.traces.write_episodes([of_group(make_trace(i, **where)) for i in range(2)])
+        pinned = run.traces.pin_episodes(**where)
+        finish(run, iteration, collected(traces=pinned, policy_versions={"team": iteration}))
+    return run
+
+
+def test_the_multiplier_that_an_iteration_leaves_is_charged_in_the_next_one_that_is_scored(
+    make_trace: MakeTrace, tmp_path: Path
+) -> None:
+    run = run_of(tmp_path, make_trace, num_iterations=4, cost={"at_most": 1, "initial": 0.25, "rate": 0.5})
+    multiplier = 0.25
+    for iteration in (1, 2, 4):  # the third is collected, and not scored yet
+        result = score(run, iteration)
+        finish(run, iteration, result)
+        assert result.cost is not None and result.cost["multiplier"] == multiplier < result.cost["next_multiplier"]
+        parts = [part for episode in run.traces.read_rewards(result.rewards) for part in episode.rewards]
+        assert min(part.breakdown["cost"] for part in parts) == pytest.approx(-14 * multiplier), "14 tokens are dearest"
+        multiplier = result.cost["next_multiplier"]
+
+
+class Remembering(InferredReward):
+    """Keeps what it was given of earlier iterations."""
+
+    def infer(
+        self, rewards: Sequence[EpisodeRewards], traces: Sequence[Trace], past: Sequence[PastEpisode]
+    ) -> Inferred:
+        self.past = past
+        return super().infer(rewards, traces, past)
+
+
+def test_credit_is_inferred_from_the_last_iterations_that_were_scored(make_trace: MakeTrace, tmp_path: Path) -> None:
+    settings = {
+        "inner": {"path": "pipelines.credit.outcome:OutcomeShare", "settings": {"metric": "em"}},
+        "past_iterations": 2,
+    }
+    credit = {"path": f"{__name__}:Remembering", "settings": settings}
+    train = {"algorithm": "reinforce_pp_baseline", "advantage": {"group_by": "task_agent_round"}}
+    run = run_of(tmp_path, make_trace, num_iterations=4, credit=credit, train=train)
+    assert isinstance(run.credit, Remembering)
+    outcomes: dict[int, dict[str, float]] = {}
+    for iteration, used in ((1, []), (2, [1]), (4, [2])):  # the third is collected, and not scored yet
+        result = score(run, iteration)
+        finish(run, iteration, result)
+        outcomes[iteration] = {r.episode_id: r.outcome for r in run.traces.read_rewards(result.rewards)}
+        known = {p.trace.episode_id: p.outcome for p in run.credit.past}
+        assert known == {name: outcome for k in used for name, outcome in outcomes[k].items()}
+    assert len(outcomes[1]) == 2
