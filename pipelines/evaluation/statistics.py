@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.evaluation.betting import mean_bounds
+from pipelines.tasks.splits import check_independent
 
 Outcomes = Mapping[str, Sequence[float]]
 """task_id -> outcome of each of its episodes."""
@@ -266,17 +267,6 @@ def exact_interval(
         high=above * (most if above > 0 else least),
         num_tasks=n,
     )
-
-
-def check_independent(tasks: Iterable[str], families: Families) -> None:
-    """Raises ValueError where two tasks are variants of one problem, which the exact test would count twice."""
-    names = Counter(families[task_id] for task_id in tasks if task_id in families)
-    name, num = next(iter(names.most_common(1)), ("", 0))
-    if num > 1:
-        raise ValueError(
-            f"{num} tasks are of the family {name!r}, and the exact test (evaluate.test: mcnemar) takes tasks for independent: use "
-            "evaluate.test: auto"
-        )
 
 
 def _never_seen(n: int, confidence: float) -> float:

@@ -14,12 +14,11 @@ from pipelines.config.messages import near
 from pipelines.config.rules.training import EPISODE_ALGORITHMS
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
-from pipelines.evaluation.statistics import check_independent
 from pipelines.models.folder import check_model_folder
 from pipelines.runners.model_plan import plan_lines
 from pipelines.runners.task_checks import TaskForms, try_worlds, unread_notes
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
-from pipelines.tasks.splits import SECTIONS
+from pipelines.tasks.splits import SECTIONS, check_independent
 from serve_apps.agent import ToolFault
 from serve_apps.choices import Choice
 from serve_apps.config import CPU_HEAD_SIZES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
@@ -123,3 +124,14 @@ def task_slice(
     order = list(together.values())
     random.Random(f"{seed}/{pass_number}").shuffle(order)
     return list(chain.from_iterable(order))[position * count : (position + 1) * count]
+
+
+def check_independent(tasks: Iterable[str], families: Mapping[str, str]) -> None:
+    """Raises ValueError where two tasks are variants of one problem, which the exact test would count twice."""
+    names = Counter(families[task_id] for task_id in tasks if task_id in families)
+    name, num = next(iter(names.most_common(1)), ("", 0))
+    if num > 1:
+        raise ValueError(
+            f"{num} tasks are of the family {name!r}, and the exact test (evaluate.test: mcnemar) takes tasks for independent: use "
+            "evaluate.test: auto"
+        )
