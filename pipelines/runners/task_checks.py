@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import load_credit
-from pipelines.runners.try_episode import play
 from pipelines.tasks.splits import SECTIONS
 from pipelines.tasks.task_fields import KNOWN_FIELDS, METADATA, unread_fields
 from pipelines.tasks.task_files import read_rows
@@ -91,6 +90,8 @@ def try_worlds(config: RunConfig, workflow: Workflow, forms: TaskForms) -> list[
 
 
 def _played(config: RunConfig, workflow: Workflow, task: Task) -> Trace:
+    from pipelines.runners.try_episode import play  # needs tokenizers, which a machine that only validates may not have
+
     longest_s = max(environment.reset_timeout_s for environment in workflow.environments.values())
     limits = config.collect.episode
     limit_s = min(limits.episode_timeout_s, longest_s + PLAY_S)
