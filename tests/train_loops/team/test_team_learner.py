@@ -116,7 +116,9 @@ def test_advantages_chain_over_the_whole_teams_turns_as_in_a_slow_reference() ->
     assert per_agent["e", 1] == 0, "b acted once: nothing to compare with"
 
 
-@pytest.mark.parametrize("settings", [config("qmix"), config(algorithm="happo")], ids=["qmix", "happo"])
+@pytest.mark.parametrize(
+    "settings", [config("qmix", warmup_iterations=1), config(algorithm="happo")], ids=["qmix", "happo"]
+)
 def test_a_stored_learner_goes_on_as_if_nothing_had_happened(tmp_path: Path, settings: TrainConfig) -> None:
     first = TeamLearner(settings, seed=0)
     first.learn(free_rider_episodes(num_tasks=3, group_size=4, seed=0), seed=0)
