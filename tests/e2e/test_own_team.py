@@ -29,6 +29,7 @@ SHORT = {
 def run(*command: str, folder: Path, environment: Mapping[str, str] | None = None) -> str:
     """Runs a command as its user does: only the folder that it is started in says where the modules are."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    own["TROUPE_CACHE"] = str(folder / ".cache")
     done = subprocess.run(
         command, cwd=folder, env=own | dict(environment or {}), capture_output=True, text=True, timeout=900, check=False
     )
