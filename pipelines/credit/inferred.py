@@ -1,10 +1,10 @@
 """inferred: outcomes of this and of earlier iterations -> the reward of each turn, by a model of what turns lead to success.
 
-    reward of turn t = factor of its agent * (outcome expected after turn t - outcome expected before it), by `turn_values`
+    reward of turn t = slope * factor of its agent * (log-odds of the outcome after turn t - log-odds before it), by `turn_values`
+    slope = range of outcomes * m (1 - m), m the mean outcome within the range: what one unit of log-odds changes of the outcome there
 
-The rewards of an episode add up to the outcome that is expected after its last turn, less the mean. The difference is what turn t changes in all
-that is still to come, of which the expected differences of later turns are no part: those are 0 on average, so that which action is best stays
-the same, and `kind` is `returns`.
+The rewards of an episode add up to what its turns together change, and of two things that an agent may say the one after which more is to be expected
+is paid more. What later turns change is no part of a turn's reward, and 0 on average, so that `kind` is `returns`.
 
 Only the inner rule's outcome is used, so that a team whose outcome is all that is known gets credit by turn. An episode is credited by
 a model that never saw its task; only the factors of agents are fitted on all episodes. How a model orders the outcomes of episodes that
@@ -19,14 +19,12 @@ well (`CHANCE`), all turns keep the rewards of the inner rule.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import lsq_linear
 from scipy.special import chdtri
 
 from pipelines.credit.inner import PLACE, load_inner
@@ -40,11 +38,12 @@ from pipelines.credit.rule import (
     shares,
     worst_outcome,
 )
-from pipelines.credit.turn_values import beginnings, fit, turn_features
+from pipelines.credit.turn_values import beginnings, fit, logistic_regression, turn_features
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
 PART = "inferred"
 """The name of what was inferred in the breakdown of a reward."""
+MAX_LOG_ODDS = 5.0
 MAX_FACTOR = 3.0
 NUM_FOLDS = 8
 """Tasks are split into at most so many parts; the episodes of each are predicted by a model that is fitted without it."""
@@ -54,8 +53,8 @@ with as many degrees of freedom as there are factors (Wilks 1938), so that the b
 either way, so that twice as much is asked for."""
 MIN_EVIDENCE = 1.0
 """Log-likelihood that one agent's turns must add: that of one parameter by Akaike's criterion."""
-FAILED_BELOW = 0.1
-"""By how much failing is paid less than anything else, as a share of the range of outcomes."""
+FAILED_BELOW = 1.0
+"""Log-odds by which failing is paid less than anything else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +147,7 @@ class InferredReward:
         own = sorted(traces, key=lambda trace: trace.episode_id)
         every = [*past_traces, *own]
         outcome_of = {p.trace.episode_id: p.outcome for p in past} | {r.episode_id: r.outcome for r in rewards}
-        outcomes = np.array([outcome_of[trace.episode_id] for trace in every], dtype=np.float64)
+        outcomes, span = _from_0_to_1([outcome_of[trace.episode_id] for trace in every])
         features = turn_features([trace.turns for trace in every])
         added = [np.zeros(len(trace.turns)) for trace in every]
         folds = _folds(every)
@@ -157,23 +156,18 @@ class InferredReward:
             seen = [i for i in range(len(every)) if i not in members]
             weights = fit([features[i] for i in seen], outcomes[seen])
             for i in fold:
-                added[i] = np.array([weights[of_turn].sum() for of_turn in features[i]])
+                of_turns = np.array([weights[of_turn].sum() for of_turn in features[i]])
+                added[i] = np.clip(of_turns, -MAX_LOG_ODDS, MAX_LOG_ODDS)
         fidelity = _order([(outcomes[fold], np.array([added[i].sum() for i in fold])) for fold in folds])
         factors = _factors(every, added, outcomes) if fidelity > 0 else {}
         if not factors:
             return Inferred(rewards=list(rewards), fidelity=fidelity, is_used=False)
-        earned = {
-            trace.episode_id: {
-                turn.turn_index: factors[turn.agent] * float(value)
-                for turn, value in zip(trace.turns, values, strict=True)
-            }
-            for trace, values in zip(every, added, strict=True)
-        }
+        slope = span * float(outcomes.mean() * (1 - outcomes.mean()))
+        earned = {t.episode_id: _earned(t, slope * values, factors) for t, values in zip(every, added, strict=True)}
         lowest = min([0.0, *(value for trace in own for value in earned[trace.episode_id].values())])
         for trace in own:
             if trace.cause is Cause.POLICY:
-                failed = lowest - FAILED_BELOW * float(np.ptp(outcomes))
-                earned[trace.episode_id] = dict.fromkeys(earned[trace.episode_id], failed)
+                earned[trace.episode_id] = dict.fromkeys(earned[trace.episode_id], lowest - slope * FAILED_BELOW)
         inferred = [_replaced(episode, earned[episode.episode_id]) for episode in rewards]
         return Inferred(rewards=inferred, fidelity=fidelity, is_used=True)
 
@@ -184,6 +178,18 @@ def _folds(traces: Sequence[Trace]) -> list[list[int]]:
     fold_of = {task: i % NUM_FOLDS for i, task in enumerate(tasks)}
     count = min(NUM_FOLDS, len(tasks)) if len(tasks) > 1 else 0
     return [[i for i, trace in enumerate(traces) if fold_of[trace.task.task_id] == fold] for fold in range(count)]
+
+
+def _from_0_to_1(outcomes: Sequence[float]) -> tuple[NDArray[np.float64], float]:
+    """Returns outcomes between the worst, 0, and the best, 1, and the range between them; those in [0, 1] as they are."""
+    low, high = min([0.0, *outcomes]), max([1.0, *outcomes])
+    return (np.array(outcomes, dtype=np.float64) - low) / (high - low), high - low
+
+
+def _earned(trace: Trace, added: NDArray[np.float64], factors: Mapping[str, float]) -> dict[int, float]:
+    """Returns by index what each turn is paid."""
+    turns = zip(trace.turns, added, strict=True)
+    return {turn.turn_index: factors[turn.agent] * float(value) for turn, value in turns}
 
 
 def _order(parts: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:
@@ -213,33 +219,22 @@ def _factors(
     lengths = [len(trace.turns) for trace in traces]
     by_turn = np.concatenate(added)[:, None] * (of_turns[:, None] == np.array(agents))
     by_episode = np.array([turns.sum(axis=0) for turns in np.split(by_turn, np.cumsum(lengths)[:-1])])
-    # Where 3 of 64 episodes are won, two that are alike by chance would seem to explain it: such episodes count as 12 with a won half.
-    num_episodes = 4 * float(outcomes.var() * len(outcomes) / np.ptp(outcomes) ** 2)
-    if _evidence(by_episode, outcomes - outcomes.mean(), range(len(agents)), num_episodes) < chdtri(
-        len(agents), CHANCE
-    ):
+    ones, bounds = np.ones(len(traces)), (0.0, MAX_FACTOR)
+    of_all, of_none = (
+        logistic_regression(x, outcomes, ones, bounds=bounds)[0] for x in (by_episode, by_episode[:, :0])
+    )
+    if of_all - of_none < chdtri(len(agents), CHANCE):
         return {}
-    sums, targets = beginnings(lengths, outcomes)
-    x = sums @ by_turn
-    is_needed = [_evidence(x, targets, [i], num_episodes) >= MIN_EVIDENCE for i in range(len(agents))]
+    sums, episode_of, weights = beginnings(lengths)
+    x, targets = sums @ by_turn, outcomes[episode_of]
+    best, factors = logistic_regression(x, targets, weights, bounds=bounds)
+    without = [
+        logistic_regression(np.delete(x, i, axis=1), targets, weights, bounds=bounds)[0] for i in range(len(agents))
+    ]
+    is_needed = [best - other >= MIN_EVIDENCE for other in without]
     if not any(is_needed):
         is_needed = [True] * len(agents)
-    factors = _stacked(x, targets)[0]
     return {agent: float(f) if needed else 0.0 for agent, f, needed in zip(agents, factors, is_needed, strict=True)}
-
-
-def _evidence(
-    x: NDArray[np.float64], targets: NDArray[np.float64], columns: Sequence[int], num_episodes: float
-) -> float:
-    """Returns the log-likelihood that these columns of `x` add, where errors have a normal distribution."""
-    less = _stacked(np.delete(x, columns, axis=1), targets)[1]
-    return num_episodes / 2 * math.log(less / _stacked(x, targets)[1])
-
-
-def _stacked(x: NDArray[np.float64], targets: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    """Returns the coefficients, 0 to `MAX_FACTOR`, of a linear regression, and the sum of its squared errors, which is above 0."""
-    factors = lsq_linear(x, targets, bounds=(0, MAX_FACTOR)).x if x.shape[1] else np.zeros(0)
-    return factors, max(float(np.square(targets - x @ factors).sum()), np.finfo(float).tiny)
 
 
 def _replaced(episode: EpisodeRewards, added: Mapping[int, float]) -> EpisodeRewards:

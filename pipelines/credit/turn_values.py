@@ -1,10 +1,10 @@
-"""turn_values: turns of many episodes and how the episodes ended -> what each turn adds to the outcome that is expected.
+"""turn_values: turns of many episodes and how the episodes ended -> what each turn adds to the log-odds of its episode's outcome.
 
-    outcome expected after the first k turns = mean outcome + sum over these turns t of w . x_t
+    log-odds of the outcome after the first k turns = b + sum over these turns t of w . x_t
 
 x_t are hashed features (arXiv 0902.2206) of what an agent was asked and what it said: its words, pairs of a word of each, the turn as a
-whole, and from which place of what was asked a word was copied. Words that nearly all turns of the agent have are left out. w is fitted to
-the outcomes by least squares with an L2 penalty, at every beginning of every episode; those of one episode weigh as much as those of any other.
+whole, and from which place of what was asked a word was copied. Words that nearly all turns of the agent have are left out. w and b are
+fitted by logistic regression with an L2 penalty, at every beginning of every episode; those of one episode weigh as much as those of any other.
 
 So w . x_t is the difference of the predictions from two beginnings, one turn apart, which is return redistribution (RUDDER, arXiv 1806.07857).
 A turn whose effect goes through a later one is paid when it is made: until the later one is there, nothing else explains the outcome. That the
@@ -19,8 +19,9 @@ from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from scipy.sparse.linalg import aslinearoperator, lsqr
+from scipy import optimize, sparse
+from scipy.sparse.linalg import LinearOperator, aslinearoperator
+from scipy.special import expit
 
 from stores.types import Turn
 from train_loops.team.episodes import word_grams
@@ -46,29 +47,59 @@ def turn_features(episodes: Sequence[Sequence[Turn]]) -> list[list[Features]]:
 
 
 def fit(episodes: Sequence[Sequence[Features]], outcomes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns w, [NUM_BUCKETS], fitted to episodes, by the features of their turns, and their outcomes [number of episodes]."""
+    """Returns w, [NUM_BUCKETS], fitted to episodes, by the features of their turns, and their outcomes [number of episodes] in [0, 1]."""
     turns = [features for episode in episodes for features in episode]
-    weights = np.zeros(NUM_BUCKETS)
+    w = np.zeros(NUM_BUCKETS)
     if turns:
         used, at = np.unique(np.concatenate(turns), return_inverse=True)
         ends = np.cumsum([0, *map(len, turns)])
         x = sparse.csr_matrix((np.ones(len(at)), at, ends), shape=(len(turns), len(used)))
-        sums, targets = beginnings([len(episode) for episode in episodes], outcomes)
-        weights[used] = lsqr(aslinearoperator(sums) @ aslinearoperator(x), targets, damp=L2_PENALTY**0.5)[0]
-    return weights
+        sums, episode_of, weights = beginnings([len(episode) for episode in episodes])
+        of_beginnings = aslinearoperator(sums) @ aslinearoperator(x)
+        w[used] = logistic_regression(of_beginnings, outcomes[episode_of], weights, l2_penalty=L2_PENALTY)[1]
+    return w
 
 
-def beginnings(lengths: Sequence[int], outcomes: NDArray[np.float64]) -> tuple[sparse.csr_matrix, NDArray[np.float64]]:
-    """Returns what is to be explained at every beginning of every episode: [T, T], its turns among all T, and [T], the outcome less the mean.
+def beginnings(lengths: Sequence[int]) -> tuple[sparse.csr_matrix, NDArray[np.int64], NDArray[np.float64]]:
+    """Returns all beginnings of episodes of so many turns, one of which ends with each of the T turns.
 
-    A beginning ends with each turn. Its row is divided by the root of the number of turns in its episode, so that in a sum of squares all
-    beginnings of an episode weigh one together.
-
-    Args: lengths: [number of episodes], their turns.
+    They are [T, T], the turns of each; [T], its episode; and [T], its weight: those of an episode weigh one together.
     """
-    roots = np.sqrt(np.maximum(lengths, 1))
-    blocks = [np.tril(np.ones((n, n))) / root for n, root in zip(lengths, roots, strict=True) if n]
-    return sparse.block_diag(blocks, format="csr"), np.repeat((outcomes - outcomes.mean()) / roots, lengths)
+    blocks = [np.tril(np.ones((n, n))) for n in lengths if n]
+    episode_of = np.repeat(np.arange(len(lengths)), lengths)
+    return sparse.block_diag(blocks, format="csr"), episode_of, 1 / np.array(lengths)[episode_of]
+
+
+def logistic_regression(
+    x: NDArray[np.float64] | LinearOperator,
+    outcomes: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    *,
+    l2_penalty: float = 0.0,
+    bounds: tuple[float | None, float | None] = (None, None),
+) -> tuple[float, NDArray[np.float64]]:
+    """Returns the penalized log-likelihood and the coefficients [m] of the regression of outcomes [n] in [0, 1] on `x` [n, m].
+
+    Args: weights: [n]; bounds: of each coefficient. The bias has neither penalty nor bounds.
+    """
+
+    def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        w, bias = parameters[:-1], parameters[-1]
+        logits = x @ w + bias
+        error = weights * (expit(logits) - outcomes)
+        value = (weights * (np.logaddexp(0, logits) - outcomes * logits)).sum() + l2_penalty / 2 * (w @ w)
+        return float(value), np.append(x.T @ error + l2_penalty * w, error.sum())
+
+    num = x.shape[1]
+    optimum = optimize.minimize(
+        loss,
+        np.zeros(num + 1),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[bounds] * num + [(None, None)],
+        options={"maxiter": MAX_STEPS},
+    )
+    return -float(optimum.fun), optimum.x[:-1]
 
 
 def _features(turn: Turn, common: set[str]) -> Features:

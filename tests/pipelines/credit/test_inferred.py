@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.special import expit
 
 from pipelines.config.run_config import load_config
 from pipelines.credit.inferred import InferredReward, PastEpisode, _order
@@ -130,9 +132,9 @@ def two_scouts(rng: random.Random) -> Design:
 
 
 def copied_verdict(rng: random.Random) -> Design:
-    """A verifier who checks knows whether it is so, one who guesses does not; the last agent says what the verifier said."""
+    """A verifier who checks knows it in 90% of all cases, one who guesses in half; the last agent says what the verifier said."""
     truth, checks = rng.choice(["yes", "no"]), rng.random() < 0.5
-    verdict = truth if checks else rng.choice(["yes", "no"])
+    verdict = truth if checks and rng.random() < 0.8 else rng.choice(["yes", "no"])
     turns = [
         ("verifier", "Is it so?", f"{'checked' if checks else 'guessed'} {verdict}"),
         ("speaker", f"Verdict: {verdict}", verdict),
@@ -156,7 +158,7 @@ def ignored_plan(rng: random.Random) -> Design:
         (scout_and_solver, "scout", "look", 0.82),
         (two_scouts, "scout", "look", 0.82),
         (two_scouts, "idle scout", "look", 0.0),
-        (copied_verdict, "verifier", "checked", 0.5),
+        (copied_verdict, "verifier", "checked", 0.4),
         (ignored_plan, "planner", "plan A", 0.0),
     ],
 )
@@ -173,20 +175,30 @@ def test_a_turn_whose_effect_goes_through_a_later_one_is_paid_what_it_is_worth(
         for turn, reward in zip(trace.turns, episode.rewards, strict=True):
             if turn.agent == agent:
                 paid[word in turn.completion_text].append(reward.reward)
-    assert np.mean(paid[True]) - np.mean(paid[False]) == pytest.approx(worth, abs=0.15)
-    assert max(np.std(rewards) for rewards in paid.values()) < 0.1, "whatever the later turn made of it"
+    assert np.mean(paid[True]) - np.mean(paid[False]) == pytest.approx(worth, abs=0.3)
+    assert max(np.std(rewards) for rewards in paid.values()) < 0.15, "whatever the later turn made of it"
 
 
-def test_what_is_inferred_adds_up_to_the_outcome_that_is_expected_whatever_the_first_turn_was() -> None:
+def two_words(rng: random.Random) -> Design:
+    """Of the second agent's words the better one depends on what the first agent said."""
+    first, second = rng.choice("xy"), rng.choice("uv")
+    share = {"xu": 0.9, "xv": 0.3, "yu": 0.1, "yv": 0.5}[first + second]
+    return [("first", "Say x or y.", first), ("second", f"The first said {first}.", second)], rng.random() < share
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_better_word_is_paid_more_in_each_state(seed: int) -> None:
     rule = InferredReward(BARE)
-    *earlier, now = played(scout_and_solver)
-    before = past(rule, [t for traces in earlier for t in traces])
-    found = rule.infer(scored(rule, now), now, before)
-    mean = np.mean([e.outcome for e in found.rewards] + [p.outcome for p in before])
-    for first in ("look", "skip"):
-        ended = [e for t, e in zip(now, found.rewards, strict=True) if t.turns[0].completion_text == first]
-        total = np.mean([sum(reward.reward for reward in episode.rewards) for episode in ended])
-        assert total == pytest.approx(np.mean([episode.outcome for episode in ended]) - mean, abs=0.1)
+    *earlier, now = played(two_words, seed=seed)
+    found = rule.infer(scored(rule, now), now, past(rule, [t for traces in earlier for t in traces]))
+    assert found.is_used
+    paid: dict[str, list[float]] = {}
+    for trace, episode in zip(now, found.rewards, strict=True):
+        first, second = (turn.completion_text for turn in trace.turns)
+        for words, reward in zip((first, first + second), episode.rewards, strict=True):
+            paid.setdefault(words, []).append(reward.reward)
+    mean = {words: np.mean(rewards) for words, rewards in paid.items()}
+    assert mean["x"] > mean["y"] and mean["xu"] > mean["xv"] and mean["yv"] > mean["yu"]
 
 
 def test_rewards_are_in_the_unit_of_the_outcome() -> None:
@@ -220,7 +232,7 @@ def test_what_chance_decides_is_inferred_from_in_one_run_of_twenty_at_most(num_a
         found.append(rule.infer(rewards, now, []))
         assert found[-1].is_used or found[-1].rewards == rewards
     assert sum(one.is_used for one in found) <= 2
-    assert abs(np.mean([one.fidelity for one in found])) < 0.1
+    assert abs(np.mean([one.fidelity for one in found])) < 0.2
 
 
 def test_failing_pays_less_than_anything_else_though_all_others_are_right() -> None:
@@ -233,7 +245,7 @@ def test_failing_pays_less_than_anything_else_though_all_others_are_right() -> N
     paid = {True: [], False: []}
     for trace, episode in zip(now, found.rewards, strict=True):
         paid[trace.cause is Cause.POLICY] += [reward.reward for reward in episode.rewards]
-    assert max(paid[True]) <= min(0.0, *paid[False]) - 0.1
+    assert max(paid[True]) < min(0.0, *paid[False]) - 0.1
 
 
 def test_a_free_rider_gets_nothing_once_there_are_episodes_enough() -> None:
@@ -325,7 +337,7 @@ def test_failing_never_pays_more_than_being_wrong_and_formats_keep_their_penalty
     assert found.is_used
     others = [reward.breakdown["inferred"] for episode in found.rewards[1:] for reward in episode.rewards]
     (of_failed,) = {reward.breakdown["inferred"] for reward in found.rewards[0].rewards}
-    assert of_failed <= min(others) - 0.1
+    assert of_failed < min(others) - 0.1
     assert found.rewards[0].outcome == 0.0
     first = found.rewards[1].rewards[0]
     assert first.breakdown["format"] == -0.5 and first.reward == first.breakdown["inferred"] - 0.5
@@ -351,13 +363,16 @@ def test_the_fit_is_where_the_gradient_is_zero() -> None:
     features = turn_features([trace.turns for trace in now])
     outcomes = np.array([float(all(t.outcome_metadata["verdicts"])) for t in now])
     weights = fit(features, outcomes)
+    rows = [(turns[:end], i) for i, turns in enumerate(features) for end in range(1, len(turns) + 1)]
+    shares = np.array([1 / len(features[i]) for _, i in rows])
+    log_odds = np.array([sum(weights[turn].sum() for turn in turns) for turns, _ in rows])
+    ended = outcomes[[i for _, i in rows]]
+    bias = brentq(lambda bias: float((shares * (expit(log_odds + bias) - ended)).sum()), -20, 20)
     gradient = weights.copy()
-    for turns, outcome in zip(features, outcomes - outcomes.mean(), strict=True):
-        for end in range(1, len(turns) + 1):
-            expected = sum(weights[turn].sum() for turn in turns[:end])
-            for turn in turns[:end]:
-                np.add.at(gradient, turn, (expected - outcome) / len(turns))
-    assert np.abs(weights).max() > 0.05 and np.abs(gradient).max() < 1e-3
+    for (turns, _), error in zip(rows, shares * (expit(log_odds + bias) - ended), strict=True):
+        for turn in turns:
+            np.add.at(gradient, turn, error)
+    assert np.abs(weights).max() > 0.2 and np.abs(gradient).max() < 1e-2
 
 
 def test_of_long_texts_the_ends_are_read() -> None:
