@@ -291,6 +291,7 @@ def test_jobs_on_rows_of_an_earlier_version_and_of_the_parent_in_turn_keep_the_e
         time.sleep(1)
 
 
+@pytest.mark.test
 def test_what_a_checkpoint_that_is_gone_leaves_to_start_afresh_is_named(tiny_model: Path, tmp_path: Path) -> None:
     join_workers()
     settings, fresh = CONFIG.deepspeed, CarriedState(kl_coef=0.1)
@@ -312,6 +313,7 @@ def test_what_a_checkpoint_that_is_gone_leaves_to_start_afresh_is_named(tiny_mod
     adapted = resumed("both", models, adaptive_kl=AdaptiveKLConfig())
     assert adapted == (CarriedState(kl_coef=0.5, num_critic_jobs=2), [])
     assert resumed("policy", models)[1] == ["critic"]
+    assert resumed("policy", Models(policy=policy)) == (critic_jobs, []), "of a value head on the policy's trunk"
     assert resumed("gone", models) == (fresh, ["optimizer", "critic"])
     assert resumed("gone", Models(policy=policy)) == (fresh, ["optimizer"])
     assert resumed("both", Models(policy=critic)) == (fresh, ["optimizer"])  # of another model
@@ -321,7 +323,11 @@ def test_another_place_replaces_the_trainer_and_a_critic_is_resumed_from_s3(
     bench: Bench, tiny_model: Path, s3_uri: str
 ) -> None:
     ppo = TrainConfig(
-        algorithm="ppo", optimizer=OptimizerConfig(lr=1e-3), critic=CriticConfig(warmup_iterations=1), num_minibatches=2
+        algorithm="ppo",
+        optimizer=OptimizerConfig(lr=1e-3),
+        critic=CriticConfig(warmup_iterations=1),
+        loss=LossConfig(kl_in_reward_coef=0.5, adaptive_kl=AdaptiveKLConfig(target=1.0, horizon=100)),
+        num_minibatches=2,
     )
     ppo_bench = replace(bench, weights=WeightStore(f"{s3_uri}/weights"), storage=f"{s3_uri}/train")
     ref = adopt(tiny_model, store=ppo_bench.weights, model_group=GROUP, run_id="ppo")
@@ -338,8 +344,12 @@ def test_another_place_replaces_the_trainer_and_a_critic_is_resumed_from_s3(
     second = ppo_bench.attach(ppo, run_name="ppo").run_job(ppo_bench.job(v1, run_id="ppo", config=ppo), 240)
     v2 = ModelVersionRef(**second["model"])
     assert not torch.equal(weights(ppo_bench, second["model"]), weights(ppo_bench, first["model"]))
-    critic = json.loads(read_file(f"{ppo_bench.weights.manifest(v2).checkpoint}/critic.json") or b"")
-    assert critic["state"] == {"version": 2, "kl_coef": 0.0, "num_critic_jobs": 2} and critic["num_steps"] == 4
+    before, critic = (
+        json.loads(read_file(f"{ppo_bench.weights.manifest(version).checkpoint}/critic.json") or b"")
+        for version in (v1, v2)
+    )
+    assert 0.5 > before["state"]["kl_coef"] > critic["state"].pop("kl_coef") > 0, "adapted in both jobs"
+    assert critic["state"] == {"version": 2, "num_critic_jobs": 2} and critic["num_steps"] == 4
     ppo_bench.attach(ppo, run_name="ppo").stop()
 
 
