@@ -136,7 +136,9 @@ class KeyRing:
         """
         self._path = path
         self._by_hash: Mapping[str, ApiKey] = {}
-        self._stamp, self._checked_at = (0, 0, 0), 0.0
+        self._stamp: tuple[int, int, int] | None = None
+        """Of the file as it was loaded; None: never."""
+        self._checked_at = 0.0
         self.fault = ""
         """Why the file's last change could not be loaded; empty where it was."""
         if path is not None:
@@ -177,12 +179,16 @@ class KeyRing:
 
     def reload_if_changed(self) -> None:
         """Reads the file again where it has changed."""
+        if self._path is None:
+            return
         self._checked_at = time.monotonic()
         try:
-            if self._path is not None and _stamp(self._path) != self._stamp:
+            if _stamp(self._path) != self._stamp:
                 self._load(self._path)
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             self.fault = str(error)
+        else:
+            self.fault = ""
 
     def _load(self, path: Path) -> None:
         stamp = _stamp(path)  # before the file is read, so that a change meanwhile is seen at the next check
@@ -190,16 +196,17 @@ class KeyRing:
         for key in keys:
             key._file = str(path)
         self._by_hash = {key.sha256: key for key in keys}
-        self._stamp, self._checked_at, self.fault = stamp, time.monotonic(), ""
+        self._stamp, self._checked_at = stamp, time.monotonic()
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
     """Returns modification time, inode and size, one of which changes with the file.
 
-    The time alone may stay: a copy may have kept it, or two writes fall into one tick of the clock.
+    The time alone may stay: a copy may have kept it, or two writes fall into one tick of the clock. Zeros where the file cannot be
+    looked at, and `read_keys` says why.
     """
     try:
         stat = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return 0, 0, 0
     return stat.st_mtime_ns, stat.st_ino, stat.st_size

@@ -27,7 +27,7 @@ class Door:
     def __init__(self, settings: GatewayTeamConfig, keys: KeyRing, *, host: str) -> None:
         """Args: host: on which the gateway listens."""
         self.keys, self.origins = keys, settings.allowed_origins
-        self._hosts = None if settings.keys_file else {*LOOPBACK, host, *settings.allowed_hosts}
+        self._hosts = None if settings.keys_file else {*LOOPBACK, *map(str.lower, (host, *settings.allowed_hosts))}
         """The hosts that requests may name; None: any, since each needs a key."""
 
     def open(self, headers: Mapping[str, str], *, of_page: str | None) -> ApiKey:
@@ -95,7 +95,8 @@ class Callers:
                 refusals.append(refusal)
         if not opened:
             raise _most_telling(refusals)
-        return opened
+        # The caller's own key first, where it has one: what concerns no team in particular is said of it, and counts towards its rate.
+        return dict(sorted(opened.items(), key=lambda item: item[1] is ANYONE))
 
     def knows(self, headers: Mapping[str, str]) -> bool:
         """Whether a request comes with a key of some team."""

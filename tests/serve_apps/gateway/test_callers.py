@@ -65,6 +65,19 @@ def test_another_site_that_takes_this_machines_address_opens_no_team_without_key
         port.opened(host="evil.example")
 
 
+def test_a_host_is_known_in_whatever_letters_its_name_is_written(tmp_path: Path) -> None:
+    port = Port(tmp_path, c={"allowed_hosts": ("Gateway.Internal",)})
+    assert port.opened(host="Gateway.Internal:8000") == port.opened(host="gateway.internal") == {"c"}
+
+
+def test_a_callers_own_key_comes_before_none(tmp_path: Path) -> None:
+    port = Port(tmp_path)
+    port.settings = dict(reversed(port.settings.items()))
+    port.admit()
+    keys = port.callers.keys({"host": "localhost", "authorization": f"Bearer {port.of_a}"})
+    assert [key.name for key in keys.values()] == ["web", "anyone"]
+
+
 def test_a_page_reaches_the_teams_that_let_it_in(tmp_path: Path) -> None:
     port = Port(tmp_path, a={"allowed_origins": ("https://a.example",)}, b={"allowed_origins": ("*",)})
     assert port.opened(port.of_both, origin="https://a.example") == {"a", "b"}
@@ -89,15 +102,30 @@ def test_keys_that_cannot_be_read_are_refused_and_all_doors_stay_as_they_are(tmp
     assert port.opened() == {"c"} and port.opened(port.of_b) == {"b", "c"}
 
 
-def test_a_replica_that_begins_keeps_only_the_team_closed_whose_keys_cannot_be_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_below_a_file", [False, True])
+def test_a_replica_that_begins_keeps_only_the_team_closed_whose_keys_cannot_be_read(
+    tmp_path: Path, is_below_a_file: bool
+) -> None:
     callers = Callers(host="127.0.0.1")
-    file = tmp_path / "keys.json"
+    file = tmp_path / "folder" / "keys.json"
+    if is_below_a_file:
+        file.parent.touch()
     callers.admit_to({"a": GatewayTeamConfig(keys_file=str(file)), "c": GatewayTeamConfig()})
     secret, key = key_of("web")
     headers = {"host": "localhost", "authorization": f"Bearer {secret}"}
     assert set(callers.keys(headers)) == {"c"} and "keys.json" in callers.refresh()["a"]
+    if is_below_a_file:
+        file.parent.unlink()
     write_keys(file, [key])
     assert callers.refresh() == {} and set(callers.keys(headers)) == {"a", "c"}
+
+
+def test_keys_that_are_back_as_they_were_are_no_fault(tmp_path: Path) -> None:
+    port = Port(tmp_path)
+    (tmp_path / "a.json").rename(tmp_path / "away.json")
+    assert "No such file" in port.callers.refresh()["a"] and port.opened(port.of_a) == {"a", "c"}
+    (tmp_path / "away.json").rename(tmp_path / "a.json")
+    assert port.callers.refresh() == {} and port.opened(port.of_a) == {"a", "c"}
 
 
 def test_a_revoked_key_and_a_removed_team_are_out_at_once(tmp_path: Path) -> None:

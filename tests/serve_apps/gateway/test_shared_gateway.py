@@ -12,7 +12,7 @@ import pytest
 from gateway_scene import Scene, deployed_team
 from waits import until
 
-from serve_apps.config import GatewayTeamConfig
+from serve_apps.config import CaptureConfig, GatewayTeamConfig
 from serve_apps.gateway.api_keys import SCOPES, make_key, write_keys
 from serve_apps.gateway.teams import TeamRoute, TeamStores
 from stores.served import ServedStore
@@ -125,6 +125,19 @@ async def test_a_team_without_keys_opens_itself_alone(tiny_model: Path, tmp_path
             )
         assert [tool["name"] for tool in told["result"]["tools"]] == ["open"]
         assert "there is no tool 'a'; tools are open" in called.text
+
+
+async def test_feedback_counts_towards_the_rate_of_its_key_beside_a_team_without_keys(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    shared = Shared(tiny_model, tmp_path, a={"capture": {"flush_s": 0.01}})
+    shared.settings["open"] = shared.settings["open"].model_copy(update={"capture": CaptureConfig(flush_s=0.01)})
+    shared.secrets["a"], key = make_key("web", scopes=SCOPES, expires_at=None, requests_per_minute=2)
+    write_keys(tmp_path / "a.json", [key])
+    shared.share("open", "a")
+    given = [await shared.ask("POST", "/v1/traces/x/feedback", by="a", json={"score": 1}) for _ in range(3)]
+    assert [answer.status_code for answer in given] == [404, 404, 429]
+    assert "API key 'web'" in given[0].text and "API key 'web'" in given[2].text
 
 
 async def test_a_preflight_passes_where_any_team_lets_the_page_in_and_the_request_where_its_own_does(
