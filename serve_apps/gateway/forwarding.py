@@ -20,7 +20,8 @@ from serve_apps.telemetry.spans import trace_headers
 
 FORWARDED = "x-troupe-forwarded"
 """Header of a call that has come from another replica: it is not forwarded again."""
-REQUEST_HEADERS = ("authorization", "x-api-key", "content-type", "accept")
+REQUEST_HEADERS = ("authorization", "x-api-key", "host", "origin", "content-type", "accept")
+"""Among them all that a team's door looks at: which team an episode is of is known on its replica only."""
 RESPONSE_HEADERS = (
     "content-type",
     "cache-control",

@@ -181,6 +181,33 @@ async def test_a_call_through_another_replica_is_the_callers_own(tiny_model: Pat
     assert told == ["9", "7"], "the owner counts the call, after the one that opened the episode"
 
 
+async def test_a_page_reaches_no_team_through_another_replica_that_does_not_let_it_in(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    secret, key = make_key("app", scopes=("call",), expires_at=None, requests_per_minute=None)
+    write_keys(tmp_path / "keys.json", [key])
+    owner = Scene(tiny_model)
+    async with listening(owner) as address:
+        other = Scene(tiny_model, peers=Listed({"replica": owner.service.replica, "address": address}))
+        settings: dict[str, Any] = {"keys_file": str(tmp_path / "keys.json")}
+        closed, open_to_pages = (
+            TeamRoute.model_validate({"champion": program_team(tiny_model, 3, "blue"), "settings": settings | more})
+            for more in ({}, {"allowed_origins": ["*"]})
+        )
+        for scene in (owner, other):
+            scene.share({"closed": closed, "pages": open_to_pages})
+        for scene in (owner, other):
+            statuses = []
+            for team in ("closed", "pages"):
+                async with owner.http(secret) as http:
+                    url = (await http.post("/v1/episodes", json={"team": team})).json()["base_url"]
+                async with scene.http(secret) as http:
+                    for headers in ({}, {"Origin": "https://x.example"}, {"Origin": "http://gateway"}):
+                        statuses.append((await http.get(f"{url}/models", headers=headers)).status_code)
+            assert statuses == [200, 404, 200, 200, 200, 200], "a team that lets no page in is not there for it"
+        await owner.episodes.close()
+
+
 async def test_a_conversation_whose_history_was_changed_is_counted_as_broken(stage: Stage) -> None:
     stage.engine.left = ["first words"]
     async with stage.opened() as (http, episode):
