@@ -101,7 +101,7 @@ def route(
         _wait_until_routed(config, expected[0], timeout_s)
     except RouteError:
         old_entry = before[0].get(app_name(config))
-        change_list(open_list(), lambda apps: _with_old_route(apps, config, name, old_entry))
+        change_list(open_list(), lambda apps: _with_old_route(apps, config, expected[0], old_entry))
         raise
 
 
@@ -117,9 +117,13 @@ class _Expected:
     changes_settings: bool
 
 
-def _with_old_route(apps: Apps, config: GatewayConfig, name: str, old_entry: dict[str, Any] | None) -> Apps:
-    """Returns the list of apps with this team routed as in the gateway's old entry, and the other teams as they are now."""
+def _with_old_route(apps: Apps, config: GatewayConfig, refused: _Expected, old_entry: dict[str, Any] | None) -> Apps:
+    """Returns the list of apps with this team routed as in the gateway's old entry, and the other teams as they are now.
+
+    The settings of the port are the old ones, unless somebody else has changed them since.
+    """
     gateway, player = gateway_apps(config)
+    name = refused.name
     if gateway not in apps:
         return apps
     teams = {other: other_route for other, other_route in _teams_of(apps[gateway]).items() if other != name}
@@ -127,7 +131,9 @@ def _with_old_route(apps: Apps, config: GatewayConfig, name: str, old_entry: dic
         return {app: entry for app, entry in apps.items() if app not in (gateway, player)}
     if old_entry is not None and name in (old_teams := _teams_of(old_entry)):
         teams[name] = old_teams[name]
-    edited = apps | {gateway: with_user_config(old_entry or apps[gateway], user_config(teams))}
+    is_untouched = _port_of(apps[gateway]) == refused.port
+    entry = old_entry if old_entry is not None and is_untouched else apps[gateway]
+    edited = apps | {gateway: with_user_config(entry, user_config(teams))}
     if player in apps:
         edited[player] = with_user_config(apps[player], user_config(teams))
     return edited

@@ -143,6 +143,19 @@ def test_a_promotion_keeps_the_settings_that_the_team_is_served_with(cluster: Cl
     assert cluster.apps["gateway-8000"]["args"]["max_in_flight"] == 64
 
 
+def test_undoing_a_change_keeps_what_another_team_made_of_the_port_meanwhile(
+    cluster: Cluster, tiny_model: Path
+) -> None:
+    keyed = {"host": "0.0.0.0", "keys_file": "/demo.json"}
+    put(tiny_model, "demo", 3, config=GatewayConfig(**keyed))
+    cluster.refuses = "demo"
+    cluster.meanwhile = [lambda: put(tiny_model, "other", 7, change="any")]
+    with pytest.raises(RouteError, match="refuses: demo"):
+        put(tiny_model, "demo", 4, config=GatewayConfig(**keyed))
+    assert cluster.versions() == {"demo": 3, "other": 7}
+    assert cluster.apps["gateway-8000"]["args"]["host"] == "127.0.0.1", "a team without keys is there now"
+
+
 def test_a_path_of_keys_is_read_from_the_folder_of_the_command(
     cluster: Cluster, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
