@@ -105,7 +105,8 @@ async def stream_workflow(
 async def _run_episode(team: ServedTeam, spec: EpisodeSpec, complete: Complete, store: bool | None) -> Trace:
     served = team.in_spans(hides_texts=store is False)
     trace = await run_episode(spec, team=team.acting, complete=complete, limits=team.team_spec.limits, served=served)
-    if trace.cause is Cause.INFRASTRUCTURE or trace.status is EpisodeStatus.TIMEOUT:
+    is_late = trace.status is EpisodeStatus.TIMEOUT and trace.cause is not Cause.AUTHOR
+    if trace.cause is Cause.INFRASTRUCTURE or is_late:
         raise ApiError(503, f"the workflow did not end: {trace.error}", code=trace.status.value, retry_after_s=2)
     return trace
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import pickle
@@ -15,6 +16,7 @@ from gateway_scene import Engine, Scene, deployed_team
 from test_mcp_api import session
 
 from serve_apps.agent import Agent
+from serve_apps.config import EpisodeConfig
 from serve_apps.gateway.shadow_player import ShadowPlayer
 from serve_apps.gateway.shadowing import ShadowJob
 from serve_apps.gateway.teams import TeamRoute
@@ -52,10 +54,19 @@ class Confused(Careless):
             raise ValueError(f"{place}: metadata.says.it is empty")
 
 
-CARELESS, CONFUSED = (f"{__name__}:Careless", ("solver",)), (f"{__name__}:Confused", ("solver",))
+class Patient(Careless):
+    """Waits for as long as the task says."""
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """Asks nobody."""
+        await asyncio.sleep(task.metadata["seconds"])
+        return Outcome(answer="")
 
 
-def scene_of(model: Path, workflow: tuple[str, tuple[str, ...]]) -> Scene:
+CARELESS, CONFUSED, PATIENT = ((f"{__name__}:{name}", ("solver",)) for name in ("Careless", "Confused", "Patient"))
+
+
+def scene_of(model: Path, workflow: tuple[str, tuple[str, ...]], **spec_changes: Any) -> Scene:
     path, agents = workflow
     team = deployed_team(model, 3, "blue")
     team_spec = replace(
@@ -63,6 +74,7 @@ def scene_of(model: Path, workflow: tuple[str, tuple[str, ...]]) -> Scene:
         workflow=path,
         group_of=dict.fromkeys(agents, "shared"),
         sampling=dict.fromkeys(agents, Sampling(max_tokens=32)),
+        **spec_changes,
     )
     spec = team_spec.to_dict()
     scene = Scene(model)
@@ -133,6 +145,16 @@ async def test_metadata_that_a_workflow_reads_unchecked_and_a_caller_left_out_co
     assert (sound["status"], sound["cause"], sound["answer"]) == ("ok", "", "7")
     (figures,) = scene.service.figures()
     assert figures["sums"]["failure_share"] == [1, 0.0, 0.0]
+
+
+async def test_a_task_that_takes_too_long_before_any_model_answers_counts_for_no_team(tiny_model: Path) -> None:
+    scene = scene_of(tiny_model, PATIENT, limits=EpisodeConfig(episode_timeout_s=0.05))
+    async with scene.http() as http:
+        body = {"prompt": "a", "metadata": {"seconds": 30}}
+        told = (await http.post("/v1/workflows/demo/runs", json=body)).json()
+        streamed = (await http.post("/v1/workflows/demo/runs", json=body | {"stream": True})).text
+    assert (told["status"], told["cause"]) == ("timeout", "author") and '"cause": "author"' in streamed
+    assert scene.service.figures() == []
 
 
 @pytest.mark.parametrize("workflow", [CARELESS, CONFUSED])
