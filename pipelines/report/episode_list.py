@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from shlex import quote
 from typing import Any, Unpack
@@ -29,8 +30,17 @@ def store_of(run: Run, *, is_served: bool) -> TraceStore:
     return ServedStore(run.served_uri) if is_served else run.traces
 
 
-COLUMNS = {"episode": ID_DIGITS, "it.": 0, "purpose": 0, "outcome": 0, "status": 0, "answer": 0, "task": 16, "asked": 0}
-"""Headings and least widths."""
+COLUMNS = {
+    "episode": None,
+    "it.": None,
+    "purpose": None,
+    "outcome": None,
+    "status": None,
+    "answer": 8,
+    "task": 16,
+    "asked": 5,
+}
+"""Headings, and to how many characters a narrow terminal may cut what stands below them."""
 
 
 def show_command(run: Run, episode_id: str = "") -> str:
@@ -48,8 +58,14 @@ def root_option(run: Run) -> str:
 def list_episodes(run: Run, *, limit: int, is_served: bool = False, **asked: Unpack[Asked]) -> dict[str, Any]:
     """Returns {"episodes": at most `limit` rows without turns, the newest first, "num_left_out"}.
 
-    `outcome` of a row is None where the episode was not credited. Raises ValueError for an agent that the run does not have.
+    `outcome` of a row is None where the episode was not credited. Raises ValueError for an agent that the run does not have, and
+    for bounds of outcomes between which there is no number.
     """
+    bounds = [bound for bound in asked.get("outcomes") or () if bound is not None]
+    if not all(map(math.isfinite, bounds)) or bounds != sorted(bounds):
+        raise ValueError(
+            f"outcomes between {' and '.join(map(str, bounds))}: name finite numbers, --min-outcome the lower one"
+        )
     agent = asked.get("agent")
     if agent is not None and agent not in run.config.group_of:
         raise ValueError(f"--agent {agent!r} is no agent of run {run.run_id!r}{near(agent, run.config.group_of)}")
@@ -89,12 +105,13 @@ def list_view(listed: Mapping[str, Any]) -> RenderableType:
     """Shows a list of episodes."""
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     for name, width in COLUMNS.items():
-        table.add_column(name, no_wrap=True, min_width=max(width, len(name)))
+        table.add_column(name, no_wrap=width is None, min_width=width)
     for row in listed["episodes"]:
         outcome = "–" if row["outcome"] is None else f"{row['outcome']:g}"
         purpose = f"{row['purpose']}, {row['variant']}" if row["variant"] else row["purpose"]
         cells = [row["episode_id"][:ID_DIGITS], str(row["iteration"]), purpose, outcome, row["status"]]
-        table.add_row(*map(ForeignText, [*cells, _short(row["answer"]), row["task_id"], _short(row["task_prompt"])]))
+        texts = [*cells, _short(row["answer"]), row["task_id"], _short(row["task_prompt"])]
+        table.add_row(*(ForeignText(text, no_wrap=True, overflow="ellipsis") for text in texts))
     left_out = listed["num_left_out"]
     if not listed["episodes"]:
         return ForeignText("no stored episode is like this")

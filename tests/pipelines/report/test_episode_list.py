@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from pipelines.report.episode_list import list_episodes, list_view, show_command
@@ -89,20 +91,38 @@ def test_an_agent_that_the_run_does_not_have_is_refused_with_the_nearest_one(run
         list_episodes(run, limit=5, agent="sovler")
 
 
+@pytest.mark.parametrize("bounds", [(1.0, 0.0), (math.nan, None), (math.inf, None), (None, -math.inf)])
+def test_bounds_between_which_there_is_no_number_are_refused(
+    run: Any, bounds: tuple[float | None, float | None]
+) -> None:
+    with pytest.raises(ValueError, match=r"outcomes between .*: name finite numbers, --min-outcome the lower one"):
+        list_episodes(run, limit=5, outcomes=bounds)
+
+
+@pytest.mark.parametrize("answer", ["The capital of France is Paris. " * 3, "日本語の答え" * 9])
+def test_long_texts_take_no_room_from_the_facts_of_a_narrow_terminal(run: Any, answer: str) -> None:
+    listed = list_episodes(run, limit=1)
+    listed["episodes"][0] |= {"answer": answer, "task_prompt": "Which city? " * 9, "task_id": "ab/" * 30}
+    row = next(line for line in shown(listed, width=80).splitlines() if "00025" in line)
+    assert row.split()[:5] == ["00025", "2", "gate", "–", "timeout"] and cell_len(row) <= 80
+
+
 def test_what_callers_were_given_is_listed_from_its_own_store(run: Any) -> None:
     listed = list_episodes(run, limit=5, is_served=True)
     assert ids(listed) == ["served"] and "to a caller" in shown(listed)
 
 
 def test_an_unknown_id_says_how_to_list_and_the_command_names_the_folder(run: Any) -> None:
-    with pytest.raises(ValueError, match=r"no episode 'foo' in .*: `troupe show --run run` lists those that are stored"):
+    with pytest.raises(
+        ValueError, match=r"no episode 'foo' in .*: `troupe show --run run` lists those that are stored"
+    ):
         run.traces.get_trace("foo", run_id="run")
     assert show_command(run, "0002" + "5" * 28) == "troupe show 000255555555 --run run"
     run.config.storage.root = "my runs"
     assert show_command(run) == "troupe show --run run --root 'my runs'"
 
 
-def shown(listed: dict[str, Any]) -> str:
-    console = Console(record=True, width=200)
+def shown(listed: dict[str, Any], *, width: int = 200) -> str:
+    console = Console(record=True, width=width)
     console.print(list_view(listed))
     return console.export_text()
