@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from unicodedata import normalize
+from unicodedata import decomposition, normalize
 
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff™®©℠]")
 """Soft hyphens, spaces of no width, marks of direction, variants of a glyph, and what owners put behind a name."""
 _THOUSANDS = re.compile("(?<=\\d)(?<!\\d{4})[\u00a0\u2009\u202f](?=\\d{3}(?!\\d))")
 """A space that does not break a line, before three digits."""
 _VULGAR = re.compile("(?<=\\d)(?=[¼-¾⅐-⅞])")
-_RAISED = re.compile("([⁰¹²³⁴-⁹⁺⁻⁽⁾ⁿⁱ]+)(\\w?)")
-_LOWERED = re.compile("([₀-₉₊₋₍₎ₐₑₒₓₕₖₗₘₙₚₛₜ]+)(\\w?)")
+_LETTERS_AND_MARKS = "".join(map(chr, range(0x2C7E)))
+"""The part of Unicode that has raised and lowered characters."""
+_RAISED_SIGNS, _LOWERED_SIGNS = (
+    "".join(sign for sign in _LETTERS_AND_MARKS if sign not in "ªº℠™" and decomposition(sign).startswith(kind))
+    for kind in ("<super>", "<sub>")
+)
+"""Signs of which NFKC makes plain digits and letters, but for ordinals and what owners put behind a name."""
+_RAISED = re.compile(f"([{_RAISED_SIGNS}]+)(\\w?)")
+_LOWERED = re.compile(f"([{_LOWERED_SIGNS}]+)(\\w?)")
 _LONG_DASH = re.compile("(?<=\\d)[—―](?=\\d)")
 _SIGNS = str.maketrans(
     {

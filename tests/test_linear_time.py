@@ -72,6 +72,7 @@ IN_CALLS = {
     ("serve_apps/config.py", "re.compile"): "an operator's pattern, tried on the empty text",
     ("serve_apps/contracts.py", "re.finditer"): "Tags and OneOf",
     ("serve_apps/control_tokens.py", "re.compile"): "alternatives of literal tokens, and a mask of Troupe's own",
+    ("serve_apps/plain_signs.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/tools/code_tests.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/tools/math_answer.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/tools/text_match.py", "re.compile"): "held by the module, which is imported",
