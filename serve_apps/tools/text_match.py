@@ -16,8 +16,9 @@ from serve_apps.plain_signs import in_plain_signs
 from serve_apps.thinking import after_thinking
 
 _ARTICLES = re.compile(r"\b(an|the)\b")
-_A = re.compile(r"\ba(?=\s+[^\w\s]*(?:\d|\w\w))", re.IGNORECASE)
-"""The article, which a word follows; at the end ("Hepatitis A"), in a list ("A, B") and before another letter it is a name."""
+_A = re.compile(r"(?<!\w[^\w\s])\ba(?=\s+[^\w\s]*(?:\d|\w[^\w\s]?\w))", re.IGNORECASE)
+"""The article, which a word follows ("a U.S. state"); at the end ("Hepatitis A"), in a list ("A, B"), before another letter and as
+a part of a word ("Q&A session") it is a name."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _STAND_INS = {"—": " ", "°": "%", "♯": "#", "≤": "<=", "≥": ">=", "≠": "!="}
