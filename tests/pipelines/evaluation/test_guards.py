@@ -93,6 +93,30 @@ def test_a_refusal_in_full_words_is_one(answer: str) -> None:
 
 @pytest.mark.parametrize(
     "answer",
+    [
+        "I'm sorry for the confusion: it is 42.",
+        "I am very sorry about my mistake. It is 42.",
+        "Sorry for the wait, it is 42.",
+        "I'm sorry to say that he died in 1990.",
+        "I cannot stress enough that it is 42.",
+        "I can’t help but notice that it is 42.",
+        "I can not only add but multiply: 42.",
+    ],
+)
+def test_who_is_sorry_for_a_mistake_has_answered(answer: str) -> None:
+    assert not is_refusal(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["I'm sorry for the inconvenience, but I can't help with that.", "Sorry to disappoint you, I am unable to say."],
+)
+def test_who_is_sorry_and_declines_has_refused(answer: str) -> None:
+    assert is_refusal(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
     ["*", "#", "I can", "I can test it", "It isn’t 42", "Who is sorry?", "Wilma can’t", "<think>I can’t say</think>42"],
 )
 def test_an_answer_is_no_refusal(answer: str) -> None:
