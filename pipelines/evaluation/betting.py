@@ -48,7 +48,8 @@ def mean_bounds(
         _lower_bound(weights * side, weights, ends, stakes[:, number], is_refuted[number], target)
         for number, side in enumerate(sides)
     )
-    return low, -minus_high
+    # Values whose order is not one by chance, all wins first, refute every mean: then no bound is to be trusted, and both give way.
+    return min(low, -minus_high), max(low, -minus_high)
 
 
 def _stakes(
@@ -89,6 +90,8 @@ def _lower_bound(
     The wealth falls with the mean that the same stakes are against. So a refuted end refutes its whole cell, and in the first cell
     whose end is not refuted the refuted means are the lower ones. The bound is wrong only if the true mean itself is refuted.
     """
+    if is_refuted.all():
+        return float(ends[-1])
     cell = int(np.argmin(is_refuted))
     low, high = float(ends[cell - 1]) if cell else -1.0, float(ends[cell])
     while high - low > 1e-6:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -61,9 +61,17 @@ def test_the_lower_bound_is_the_last_mean_that_the_bets_refute(num: int, planned
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=60), st.sampled_from([0.8, 0.95, 0.999]))
+@example([1.0] * 20 + [-1.0] * 40, 0.8)
 def test_the_bounds_are_in_the_range_and_in_order(values: list[float], confidence: float) -> None:
     low, high = mean_bounds(np.array(values), planned=len(values), confidence=confidence)
     assert -1 <= low <= high <= 1
+
+
+@pytest.mark.parametrize("num", [60, 1000, 2000])
+def test_a_gain_of_1_on_every_task_is_as_certain_with_more_of_them(num: int) -> None:
+    low, high = mean_bounds(np.ones(num), planned=num, confidence=0.95)
+    assert 1 - 10 / num < low < high == 1
+    assert mean_bounds(-np.ones(num), planned=num, confidence=0.95) == (-high, -low)
 
 
 def fails_on(share: float, *, moved: float = 1.0) -> Callable[[np.random.Generator, int], Values]:
@@ -123,8 +131,8 @@ def test_it_narrows_around_the_mean_and_finds_what_is_there() -> None:
 
 
 def test_a_bound_that_was_reached_at_one_look_stays_at_the_next() -> None:
-    differences = np.concatenate([np.full(60, 0.3), np.full(60, -0.3)])
-    early, late = (paired_sequence(*sides(differences[:n]), planned=120) for n in (60, 120))
+    differences = np.concatenate([np.full(60, 0.3), np.full(6, -0.3)])
+    early, late = (paired_sequence(*sides(differences[:n]), planned=66) for n in (60, 66))
     assert 0 < early.low <= late.low
 
 
