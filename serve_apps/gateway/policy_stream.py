@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from serve_apps.config import SHORTEST_SILENCE_S, CallConfig
 from serve_apps.openai_api.protocol import ApiError
+from serve_apps.policy.call_queue import NO_REPLICA_S, NoReplica, until_taken
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, PolicyClient, RequestRefused
 from serve_apps.policy.serve_client import ServeClient
 from serve_apps.policy.wire import CONTEXT, REFUSED, WireDelta, wire_request
@@ -53,7 +54,16 @@ class PolicyStreams(Protocol):
 class ServeStreams:
     """PolicyStreams over Ray Serve, with a Serve call for each request."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, replica_timeout_s: float = NO_REPLICA_S, open_app: Callable[[str], Any] | None = None
+    ) -> None:
+        """Contacts nothing yet.
+
+        Args:
+            replica_timeout_s: how long a request waits for a replica where an app has none.
+            open_app: application name -> streaming handle of `Policy.generate_stream`; default asks Serve.
+        """
+        self._replica_timeout_s, self._open_app = replica_timeout_s, open_app or _open_stream
         self._handles: dict[str, Any] = {}
 
     async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
@@ -72,6 +82,7 @@ class ServeStreams:
         response = None
         try:
             response = self._handle(app).remote(wire, more)
+            await until_taken(response, app, timeout_s=self._replica_timeout_s)
             delta: WireDelta
             async for delta in response:
                 if delta.finish_reason == CONTEXT:
@@ -87,6 +98,8 @@ class ServeStreams:
                     finish_reason=delta.finish_reason,
                     policy_version=delta.policy_version,
                 )
+        except NoReplica as error:
+            raise _unavailable(request, str(error)) from error
         except (RayError, RayServeException) as error:
             self._handles.pop(app, None)
             raise _unavailable(request, type(error).__name__) from error
@@ -95,11 +108,8 @@ class ServeStreams:
                 response.cancel()  # ends the sampling; no effect where it has ended
 
     def _handle(self, app: str) -> Any:
-        from ray import serve
-
         if app not in self._handles:
-            handle = serve.get_app_handle(app)
-            self._handles[app] = handle.options(stream=True, method_name="generate_stream")
+            self._handles[app] = self._open_app(app)
         return self._handles[app]
 
 
@@ -160,6 +170,12 @@ class CoalescedStreams:
         if key not in self._clients:
             self._clients[key] = ServeClient({model_group: app}, self._call, open_app=self._open_app)
         return self._clients[key]
+
+
+def _open_stream(app: str) -> Any:
+    from ray import serve
+
+    return serve.get_app_handle(app).options(stream=True, method_name="generate_stream")
 
 
 def _too_long(message: str) -> ApiError:

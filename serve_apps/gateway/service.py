@@ -29,6 +29,7 @@ from serve_apps.gateway.teams import Production, ServedTeam, team_named, team_of
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.kept_responses import KeptResponses
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest, RunRequest
+from serve_apps.policy.call_queue import NO_REPLICA_S
 from serve_apps.policy.serve_client import ServeClient
 from stores.served import Feedback
 from stores.types import Trace
@@ -231,7 +232,7 @@ class Service:
         call = self.teams[team.name].config.settings.call if team.name in self.teams else CallConfig()
         of_team = tuple(sorted(team.apps.items())), call
         if of_team not in self._clients:
-            self._clients[of_team] = ServeClient(team.apps, call)
+            self._clients[of_team] = ServeClient(team.apps, call, replica_timeout_s=NO_REPLICA_S)
         return self._clients[of_team]
 
     def count_answer(self, slot: Slot, key: ApiKey, num_tokens: int, figures: Mapping[str, float] | None) -> None:

@@ -32,6 +32,24 @@ FIRST_PAUSE_S = 0.5
 """Pause before the second attempt; it grows fourfold, for a replica that is being replaced."""
 
 
+NO_REPLICA_S = 5.0
+"""How long a caller of the gateway waits for a replica that takes a call. Only where all replicas of an app are gone does that take
+longer than some milliseconds, and until one is there again about a minute."""
+
+
+class NoReplica(ConnectionError):
+    """Raised where no replica of an app took a call in time; the call is not repeated."""
+
+
+async def until_taken(stream: Any, app: str, *, timeout_s: float) -> None:
+    """Returns once a replica has taken the call of this stream; NoReplica where none has in time, and what Serve raises."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await stream._to_object_ref_gen()  # Serve's own way to wait for no more than this
+    except TimeoutError:
+        raise NoReplica(f"no replica of app {app!r} took the call within {timeout_s:g} s") from None
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
     """Holds a request that has no completion yet."""
@@ -69,8 +87,16 @@ class Call:
 class CallQueue:
     """Coalesces the requests of one app into streaming Serve calls, as many at once as the app takes."""
 
-    def __init__(self, app: str, config: CallConfig, capacity: int | None, open_app: Callable[[str], Any]) -> None:
-        self._app = app
+    def __init__(
+        self,
+        app: str,
+        config: CallConfig,
+        capacity: int | None,
+        open_app: Callable[[str], Any],
+        *,
+        replica_timeout_s: float | None = None,
+    ) -> None:
+        self._app, self._replica_timeout_s = app, replica_timeout_s
         self._open_app = open_app
         self._config = config
         self._capacity = capacity
@@ -159,6 +185,8 @@ class CallQueue:
             self._stream_handle = self._open_app(self._app)
         stream = self._stream_handle.remote([_wire(key, call.request) for key, call in unfinished.items()])
         try:
+            if self._replica_timeout_s is not None:
+                await until_taken(stream, self._app, timeout_s=self._replica_timeout_s)
             async for message in stream:
                 self._heard_at = time.monotonic()
                 silence.reschedule(asyncio.get_running_loop().time() + self._config.call_timeout_s)
@@ -177,7 +205,7 @@ class CallQueue:
                         why = f": {result.error}" if result.error else ""
                         given_up = f"the engine ended a request with finish reason {result.finish_reason!r}{why}"
                 self._wake()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, NoReplica):
             stream.cancel()
             raise
         if given_up:
@@ -208,7 +236,7 @@ class CallQueue:
         """
         again = []
         for call in calls:
-            is_last = call.num_attempts >= self._config.max_attempts
+            is_last = call.num_attempts >= self._config.max_attempts or isinstance(fault, NoReplica)
             if not is_last and not call.answer.done():
                 again.append(call)
                 continue

@@ -25,6 +25,7 @@ class ServeClient:
         *,
         capacity: Mapping[str, int] | None = None,
         open_app: Callable[[str], Any] | None = None,
+        replica_timeout_s: float | None = None,
     ) -> None:
         """Makes the client; nothing is contacted yet.
 
@@ -33,9 +34,17 @@ class ServeClient:
             call: deadlines, attempts, coalescing.
             capacity: by application, the number of calls that may be under way at once; None: any number.
             open_app: application name -> streaming handle of `Policy.generate_batch`; default asks Serve.
+            replica_timeout_s: how long a call waits for a replica where an app has none; it is not repeated then. None: for the
+                call's timeout.
         """
         queues = {
-            app: CallQueue(app, call, None if capacity is None else capacity[app], open_app or open_serve_app)
+            app: CallQueue(
+                app,
+                call,
+                None if capacity is None else capacity[app],
+                open_app or open_serve_app,
+                replica_timeout_s=replica_timeout_s,
+            )
             for app in set(app_names.values())
         }
         self._queues = {group: queues[app] for group, app in app_names.items()}

@@ -466,6 +466,21 @@ def test_two_deaths_of_the_serve_controller_end_no_engine_and_fail_no_answer(bot
         assert answer.headers["x-troupe-team"] == f"demo@{10 + version}"
 
 
+def test_callers_of_a_set_whose_engines_are_gone_are_told_when_to_ask_again(served: Served) -> None:
+    served.route(0)
+    (engine,) = replica_statuses(served.apps["blue"])
+    os.kill(engine["pid"], signal.SIGKILL)
+    for path, body in (("chat/completions", ASK), ("workflows/demo/runs", {"prompt": "6*7"})):
+        told = httpx.post(f"{served.url}/v1/{path}", json=body, timeout=60)
+        while "no replica of app" not in told.text:  # until Serve sees that it is gone, calls fail with it
+            assert told.status_code == 503 and told.headers["retry-after"], told.text
+            told = httpx.post(f"{served.url}/v1/{path}", json=body, timeout=60)
+        assert told.status_code == 503 and told.headers["retry-after"], told.text
+    wait_until(
+        lambda: httpx.post(f"{served.url}/v1/chat/completions", json=ASK, timeout=60).status_code == 200, timeout_s=120
+    )
+
+
 def test_shadow_requests_are_answered_in_a_separate_process_at_low_priority(both: Served) -> None:
     team_route = TeamRoute(champion=both.deployed_team(0), candidate=both.deployed_team(1), shadow=1.0)
     route(both.config, "demo", team_route, state_file=both.state_file, timeout_s=120)

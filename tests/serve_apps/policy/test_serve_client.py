@@ -69,6 +69,10 @@ class FakeStream:
     def __aiter__(self) -> AsyncIterator[list[Any]]:
         return self.results
 
+    async def _to_object_ref_gen(self) -> None:
+        """Serve's: it returns once a replica has taken the call."""
+        await asyncio.Event().wait()
+
     def cancel(self) -> None:
         self.handle.num_cancelled += 1
 
@@ -421,6 +425,22 @@ def test_a_deadline_counts_from_the_first_token_on() -> None:
 
     with pytest.raises(TimeoutError):
         run(main())
+
+
+def test_a_caller_who_cannot_wait_is_told_that_no_replica_is_there_and_the_call_is_not_repeated() -> None:
+    async def script(_: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
+        yield [echo(item) for item in batch]
+
+    handle = FakeHandle(script)
+
+    async def main() -> None:
+        client = ServeClient({"g": "app"}, CallConfig(), open_app=lambda _: handle, replica_timeout_s=5)
+        with pytest.raises(PolicyCallError, match="no replica of app 'app' took the call within 5 s"):
+            await client.generate(request(0))
+        assert client.counts.num_lost == 0
+
+    run(main())
+    assert (len(handle.batches), handle.num_cancelled) == (1, 1)
 
 
 def test_an_unknown_model_group_is_refused_by_name() -> None:
