@@ -40,6 +40,7 @@ VICTIMS = (
     Victim(name="collector", door="local", stages=SAMPLING, title="ray::Collector"),
     Victim(name="replica", door="local", stages=SERVING, title="ray::ServeReplica:"),
     Victim(name="engine", door="local", stages=SERVING, title="VLLM::EngineCore"),
+    Victim(name="serve controller", door="local", stages=SERVING, title="ray::ServeController"),
     Victim(name="trainer worker", door="local", stages=("train",), title="ray::RayTrainWorker"),
     Victim(name="trainer supervisor", door="local", stages=("train",), title="ray::TrainerSupervisor"),
     Victim(name="train controller", door="local", stages=("train",), title="ray::TrainController"),
