@@ -13,7 +13,8 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -272,17 +273,13 @@ class Captures:
     ) -> Feedback:
         """Stores a caller's feedback on an answer that it got of one of the teams that it reaches.
 
-        ApiError 404 where no such answer of this caller is stored, 503 where the store cannot be read or written.
+        ApiError 404 where no such answer of this caller is stored, 429 where too many are looked for, 503 where the store cannot be
+        read or written.
 
         Args:
             stores: the URI of the served episodes of each team.
             keys: by team, the caller's keys.
         """
-        if self._num_searches >= MAX_SEARCHES:
-            raise ApiError(
-                429, "too much feedback is being stored: try again later", code="overloaded", retry_after_s=1
-            )
-        self._num_searches += 1
         try:
             team = await self._team_of_answer(stores, trace_id, keys)
             stored = Feedback(trace_id=trace_id, key=keys[team].name, at=time.time(), **feedback.model_dump())
@@ -291,8 +288,6 @@ class Captures:
             logger.warning("feedback on %s is not stored: %s", trace_id, error)
             reason = "the store of answers cannot be used now: try again later; the gateway's log says why"
             raise ApiError(503, reason, code="store_unreadable") from error
-        finally:
-            self._num_searches -= 1
         return stored
 
     async def close(self) -> None:
@@ -305,9 +300,10 @@ class Captures:
     async def _team_of_answer(self, stores: Mapping[str, str], trace_id: str, keys: Mapping[str, ApiKey]) -> str:
         captures = {name: self._of_team[name] for name in stores if name in keys}
         for _ in range(2):  # a second time after a wait, since another replica may be about to write it
-            for name, capture in captures.items():
-                if await capture.has_answer(stores[name], trace_id, team=name, key=keys[name]):
-                    return name
+            with self._searching():
+                for name, capture in captures.items():
+                    if await capture.has_answer(stores[name], trace_id, team=name, key=keys[name]):
+                        return name
             await asyncio.sleep(2 * max((capture.config.flush_s for capture in captures.values()), default=0))
         raise ApiError(
             404,
@@ -316,6 +312,19 @@ class Captures:
             code="trace_not_found",
             param="trace_id",
         )
+
+    @contextmanager
+    def _searching(self) -> Iterator[None]:
+        """Counts a search; ApiError 429 where there are too many. To wait for a team's next write is none: that may take minutes."""
+        if self._num_searches >= MAX_SEARCHES:
+            raise ApiError(
+                429, "too much feedback is being stored: try again later", code="overloaded", retry_after_s=1
+            )
+        self._num_searches += 1
+        try:
+            yield
+        finally:
+            self._num_searches -= 1
 
 
 def _size_of(trace: Trace) -> int:

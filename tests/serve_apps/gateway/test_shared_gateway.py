@@ -14,6 +14,7 @@ from waits import until
 
 from serve_apps.config import CaptureConfig, GatewayTeamConfig
 from serve_apps.gateway.api_keys import SCOPES, make_key, write_keys
+from serve_apps.gateway.capture import MAX_SEARCHES
 from serve_apps.gateway.teams import TeamRoute, TeamStores
 from stores.served import ServedStore
 
@@ -177,6 +178,34 @@ async def test_each_team_is_stored_as_its_own_settings_say_and_as_they_were_when
         for name in "ab"
     }
     assert prompts == {"a": ["mail <email>"], "b": ["mail <email>", "mail bob@example.com"]}
+
+
+async def test_feedback_that_waits_for_one_teams_next_write_keeps_no_other_team_waiting(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    slow, fast = {"capture": {"flush_s": 60.0}}, {"capture": {"share": 1.0, "flush_s": 0.01}}
+    shared = Shared(tiny_model, tmp_path, "a", "b", a=slow, b=fast)
+    body = {"model": "b/solver", "messages": HELLO, "store": True}
+    answer = (await shared.ask("POST", "/v1/chat/completions", by="b", json=body)).json()
+    looked_for = 0
+
+    async def nothing(*_: Any, **__: Any) -> bool:
+        nonlocal looked_for
+        looked_for += 1
+        return False
+
+    shared.scene.service.capture._of_team["a"].has_answer = nothing  # type: ignore[method-assign]
+    waiting = [
+        asyncio.ensure_future(shared.ask("POST", "/v1/traces/x/feedback", by="a", json={"score": 1}))
+        for _ in range(MAX_SEARCHES)
+    ]
+    await until(lambda: looked_for == MAX_SEARCHES)
+    given = await shared.ask("POST", f"/v1/traces/{answer['id']}/feedback", by="b", json={"score": 1})
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await shared.scene.service.capture.close()
+    assert given.status_code == 200, given.text
 
 
 async def test_a_caller_of_one_team_leaves_places_to_the_other(tiny_model: Path, tmp_path: Path) -> None:
