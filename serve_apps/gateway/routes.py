@@ -195,11 +195,15 @@ def _entry(config: GatewayConfig) -> dict[str, Any] | None:
 
 
 def _teams_of(entry: Mapping[str, Any]) -> dict[str, TeamRoute]:
-    return parse_teams(entry["deployments"][0]["user_config"])
+    """Returns the routes in an entry. Lists that are kept from before teams had settings have those of all teams in `args`."""
+    of_all = {name: value for name, value in entry["args"].items() if name in GatewayTeamConfig.model_fields}
+    teams = entry["deployments"][0]["user_config"]["teams"]
+    return parse_teams({"teams": {name: {"settings": of_all, **team} for name, team in teams.items()}})
 
 
 def _port_of(entry: Mapping[str, Any]) -> GatewayPortConfig:
-    return GatewayPortConfig.model_validate(entry["args"])
+    args = {name: value for name, value in entry["args"].items() if name not in GatewayTeamConfig.model_fields}
+    return GatewayPortConfig.model_validate(args)
 
 
 def _settled(
