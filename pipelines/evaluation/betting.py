@@ -37,12 +37,13 @@ def mean_bounds(
     Args:
         values: [n], each in [-1, 1], in an order that does not depend on them.
         planned: number of values after which the bets aim to be won. The bounds hold at any number of them.
-        weights: [n], each in (0, 1], of which the mean is sum(weights * values) / sum(weights); None: all alike.
+        weights: [n], each in (0, 1], of which the mean is sum(weights * values) / sum(weights); None: all alike. What they are a share
+            of must be known before the values are.
     """
     weights = np.ones(len(values)) if weights is None else weights
     target = math.log(2 / (1 - confidence))
     sides = np.stack([values, -values])
-    ends: NDArray[np.float64] = np.arange(-1 + CELL / 2, 1, CELL)
+    ends: NDArray[np.float64] = np.arange(-1 + CELL / 2, 1, CELL, dtype=np.float64)
     stakes, is_refuted = _stakes(sides, weights, ends, planned=planned, target=target)
     low, minus_high = (
         _lower_bound(weights * side, weights, ends, stakes[:, number], is_refuted[number], target)

@@ -77,8 +77,8 @@ def paired_interval(
     """Mean over tasks of candidate minus champion on the same task: what decisions rest on.
 
     Where each task has one outcome of 0 or 1 and is a family of its own, a bootstrap misses the mean as rarely as it says. Any
-    other differences are bounded by bets (`betting.py`), which hold for every distribution on [-1, 1]. Of outcomes beyond [0, 1]
-    the largest difference that was seen takes the place of 1.
+    other differences are bounded by bets (`betting.py`), which hold for every distribution on [-1, 1]. Where an outcome beyond [0, 1]
+    was seen on either side, the range of all outcomes takes the place of 1: what was never seen beyond it is not allowed for.
 
     Raises ValueError, besides what `mean_interval` does, when the two did not solve the same tasks.
     """
@@ -91,7 +91,14 @@ def paired_interval(
         return _few_or_bootstrapped(units, seed, num_samples, confidence)
     # A file may be sorted by difficulty; bets need an order by chance, and the same one at each call.
     order = np.argsort([sha256(name.encode()).hexdigest() for name in units.names])
-    return _bet(units, order, planned=len(order), confidence=confidence)
+    return _bet(
+        units,
+        order,
+        span=_span(candidate, champion),
+        largest=int(units.counts.max()),
+        planned=len(order),
+        confidence=confidence,
+    )
 
 
 def paired_sequence(
@@ -110,13 +117,22 @@ def paired_sequence(
     Args:
         candidate: in the order in which the tasks are played, which must be one by chance. No family is looked at in part.
         planned: tasks after which the evaluation is to end.
+        families: of all those tasks. Stakes depend on how many families they are, and how large; what differed from look to look
+            would be another bet at each.
 
     Raises ValueError as `paired_interval` does.
     """
-    differences = paired_differences(candidate, champion)
-    units = _units(candidate, differences, families)
-    order = np.arange(len(units.names))
-    return _bet(units, order, planned=planned * len(order) / len(differences), confidence=confidence)
+    units = _units(candidate, paired_differences(candidate, champion), families)
+    sizes = Counter(families.values())
+    planned += len(sizes) - sizes.total()
+    return _bet(
+        units,
+        np.arange(len(units.names)),
+        span=_span(candidate, champion),
+        largest=max(sizes.values(), default=1),
+        planned=planned,
+        confidence=confidence,
+    )
 
 
 def paired_bootstrap(
@@ -217,11 +233,19 @@ def _units(tasks: Iterable[str], values: NDArray[np.float64], families: Families
     return _Units(list(sums), np.array(means), np.array([counts[name] for name in sums]))
 
 
-def _bet(units: _Units, order: NDArray[np.int64], *, planned: float, confidence: float) -> Interval:
+def _span(*sides: Outcomes) -> float:
+    """Returns how far apart two outcomes may be: 1, or more where some were beyond [0, 1]."""
+    seen = [value for side in sides for values in side.values() for value in values]
+    return max(1.0, *seen) - min(0.0, *seen)
+
+
+def _bet(
+    units: _Units, order: NDArray[np.int64], *, span: float, largest: int, planned: int, confidence: float
+) -> Interval:
+    """Args: span: the largest difference. largest: number of tasks of the largest family."""
     means, counts = units.means[order], units.counts[order]
-    scale = max(1.0, float(np.abs(means).max()))
-    low, high = mean_bounds(means / scale, weights=counts / counts.max(), planned=planned, confidence=confidence)
-    return Interval(mean=units.mean, low=low * scale, high=high * scale, num_tasks=int(counts.sum()))
+    low, high = mean_bounds(means / span, weights=counts / largest, planned=planned, confidence=confidence)
+    return Interval(mean=units.mean, low=low * span, high=high * span, num_tasks=int(counts.sum()))
 
 
 def _few_or_bootstrapped(units: _Units, seed: int, num_samples: int, confidence: float) -> Interval:

@@ -121,6 +121,7 @@ def _look_until_sure(run: Run, candidate: Models, champion: Models, tasks: list[
             run,
             tasks[:num_tasks],
             planned=len(tasks) if len(sizes) > 1 else None,
+            family_of=families(tasks),
             num_looks=len(sizes),
             num_contenders=num_possible(candidate, champion, cross_play=cross_play),
         )
@@ -210,10 +211,11 @@ def _examine(
     new: Played,
     *,
     planned: int | None,
+    family_of: Families,
     num_looks: int,
     num_contenders: int,
 ) -> Evidence:
-    """The evidence on a team that played the champion's tasks, which come in the order of play.
+    """The evidence on a team that played the champion's tasks, which come in the order of play; the families are those of all looks.
 
     The chance of an error that `evaluate.confidence` allows is divided among all intervals that are looked at (Bonferroni).
     A confidence sequence, which is used where several looks are `planned`, holds for all of them by itself.
@@ -229,7 +231,7 @@ def _examine(
         episodes_per_task=settings.episodes_per_task,
         lost=worst_outcome(run.credit),
     )
-    compare = partial(_interval, run, families=families(tasks), planned=planned, confidence=1 - error_chance)
+    compare = partial(_interval, run, families=family_of, planned=planned, confidence=1 - error_chance)
     bound = compare(*filled) if filled != pair else None
     gain = compare(*pair) if both else bound
     guards = check_guards(
