@@ -19,6 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -85,6 +86,12 @@ def own_folders() -> list[str]:
     """Returns where processes that are started for a team find its modules, before all others; empty where no code is in use."""
     code = _code_in_use.get()
     return [] if code is None else [str(code.folder)]
+
+
+def place_in_code(error: BaseException) -> str:
+    """Returns ", MODULE.py line N": where a team's code was when this was raised; empty where it ran none."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if PREFIX in frame.filename]
+    return f", {Path(lines[-1].filename).name} line {lines[-1].lineno}" if lines else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,8 @@ from serve_apps.acting_team import ActingTeam
 from serve_apps.config import EpisodeConfig
 from serve_apps.openai_api.answer_reader import answer_format
 from serve_apps.parsers import Parsers
-from serve_apps.team_code import in_use
 from serve_apps.tokenizer import load_tokenizer
-from serve_apps.workflow import load_workflow
+from serve_apps.workflow import load_carried
 from stores.manifest import whole_model
 from stores.types import ModelVersionRef, Sampling
 from stores.weight_cache import fetch
@@ -54,7 +53,7 @@ class TeamSpec:
         return cls(**{**data, **read})
 
     def build(self) -> ActingTeam:
-        """Loads the workflow and the tokenizers; ValueError where a parser does not fit its model."""
+        """Loads the workflow and the tokenizers; ValueError where one of them does not load, or a parser does not fit its model."""
         folders = {
             group: source if isinstance(source, str) else str(fetch(whole_model(source), with_tensors=False))
             for group, source in self.tokenizers.items()
@@ -62,10 +61,8 @@ class TeamSpec:
         tokenizers = {group: load_tokenizer(folder) for group, folder in folders.items()}
         for group, parsers in self.parsers.items():
             answer_format(tokenizers[group], parsers)
-        with in_use(self.code):
-            workflow = load_workflow(self.workflow, self.settings)
         return ActingTeam(
-            workflow=workflow,
+            workflow=load_carried(self.code, self.workflow, self.settings),
             workflow_path=self.workflow,
             group_of=self.group_of,
             tokenizers=tokenizers,

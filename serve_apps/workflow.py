@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from serve_apps.agent import Agent, Tool
-from serve_apps.team_code import import_module, own_folders
+from serve_apps.team_code import import_module, in_use, own_folders, place_in_code
 from serve_apps.worlds.environment import Environment
 from stores.types import Task
 
@@ -134,6 +134,23 @@ def _found_below(module_name: str) -> str:
     stem = module_name.replace(".", "/")
     files = [file for form in (f"{stem}.py", f"{stem}/__init__.py") for file in sorted(Path().glob(f"*/{form}"))]
     return f"{files[0]} has that name, so start troupe in its folder (cd {files[0].parts[0]})" if files else ""
+
+
+def load_carried(code: Mapping[str, str], path: str, settings: Mapping[str, Any]) -> Workflow:
+    """Makes the workflow of a team by the code that it carries (empty: by the modules of this process).
+
+    ValueError or OSError whatever the modules raise: they are the user's, and other teams of the process go on.
+    """
+    try:
+        with in_use(code):
+            return load_workflow(path, settings)
+    except (ValueError, OSError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            f"workflow.path: {path!r} does not load ({type(error).__name__}: {error}{place_in_code(error)}): variables, files and "
+            "packages that a module needs when it is imported must be where the team acts"
+        ) from error
 
 
 def load_workflow(path: str, settings: Mapping[str, Any]) -> Workflow:

@@ -17,9 +17,9 @@ from pipelines.run.iteration import Iteration
 from pipelines.run.order import sampler_of
 from pipelines.tasks.sources import load_tasks
 from serve_apps.agent import Agent
-from serve_apps.team_code import collect_code, in_use
+from serve_apps.team_code import collect_code
 from serve_apps.team_spec import TeamSpec
-from serve_apps.workflow import Workflow, load_workflow
+from serve_apps.workflow import Workflow, load_carried, load_workflow
 from stores.files import is_uri, local_path
 from stores.manifest import REMOVED
 from stores.run_values import RunValue
@@ -216,8 +216,7 @@ class Run:
 
     def workflow_of(self, code: Mapping[str, str]) -> Workflow:
         """Loads the workflow from the code of a registered team. This proves, too, that the code is complete."""
-        with in_use(code):
-            return load_workflow(self.config.workflow.path, self.config.workflow.settings)
+        return load_carried(code, self.config.workflow.path, self.config.workflow.settings)
 
     def sampling(self, name: str, agent: Agent, temperature: float | None = None) -> Sampling:
         """The agent's sampling with the run config's changes."""

@@ -23,8 +23,8 @@ from serve_apps.agent import ToolFault
 from serve_apps.choices import Choice
 from serve_apps.config import CPU_HEAD_SIZES
 from serve_apps.parsers import Parsers
-from serve_apps.team_code import collect_code, in_use
-from serve_apps.workflow import Workflow, load_object, load_workflow
+from serve_apps.team_code import collect_code
+from serve_apps.workflow import Workflow, load_carried, load_object, load_workflow
 from serve_apps.workflows.alone import task_input
 from stores.model_folder import Tensors, read_tensors, why_windowed
 from stores.types import Task, families
@@ -54,8 +54,7 @@ def _notes_on_code(config: RunConfig) -> list[str]:
     """Says which of the user's own modules travel with the team, and why it could not be served by them."""
     code = collect_code(config.workflow.model_dump(mode="json"), config.credit.model_dump(mode="json"))
     try:
-        with in_use(code):
-            load_workflow(config.workflow.path, config.workflow.settings)
+        load_carried(code, config.workflow.path, config.workflow.settings)
     except (ValueError, OSError) as error:
         return [
             f"it can be trained but not served: only modules travel with a team, and {', '.join(code)} do not load by themselves "

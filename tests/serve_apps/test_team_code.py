@@ -15,7 +15,7 @@ import pytest
 
 from serve_apps.scripted import play_scripted
 from serve_apps.team_code import MAX_BYTES, collect_code, import_module, in_use, own_folders
-from serve_apps.workflow import Workflow, load_object, load_workflow
+from serve_apps.workflow import Workflow, load_carried, load_object
 from serve_apps.workflows.program import Program
 from stores.types import Task
 
@@ -74,8 +74,7 @@ def team_files(ending: str, prompt: str = "Solve {question}") -> dict[str, str]:
 def workflow_of(
     code: Mapping[str, str], path: str = "a_team:Team", settings: Mapping[str, Any] | None = None
 ) -> Workflow:
-    with in_use(code):
-        return load_workflow(path, settings or {})
+    return load_carried(code, path, settings or {})
 
 
 def test_all_that_a_module_imports_of_the_users_own_is_collected_wherever_it_is_imported(folder: Path) -> None:
@@ -198,6 +197,28 @@ def test_what_was_changed_or_swept_in_the_folder_for_copies_is_written_again(fol
         assert ended.stdout == " as it was registered\n", ended.stderr
         (copy,) = (tmp_path / "cache").rglob("later.py")
         damage(copy)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import os\nKEY = os.environ['OF_NO_HEAD']",
+            r"\(KeyError: 'OF_NO_HEAD', a_team\.py line 2\): variables, files",
+        ),
+        ("def later(:", r"\(SyntaxError: invalid syntax \(a_team\.py, line 1\)\)"),
+        ("x = 1\nassert x == 2", r"\(AssertionError: , a_team\.py line 2\)"),
+        ("import sys\nsys.exit('no GPU')", r"\(SystemExit: no GPU, a_team\.py line 2\)"),
+        (
+            "from serve_apps import Agent, Workflow\nclass Team(Workflow):\n  a = Agent(prompt='{q}')\n  def __init__(self): {}['k']",
+            r"\(KeyError: 'k', a_team\.py line 4\)",
+        ),
+    ],
+)
+def test_whatever_the_code_of_a_team_raises_is_a_value_error_with_its_line(folder: Path, text: str, said: str) -> None:
+    """A gateway reports those and keeps its teams; any other error would end its replica, and all teams of the port with it."""
+    with pytest.raises(ValueError, match=said):
+        workflow_of({"a_team.py": text})
 
 
 def test_code_in_a_folder_of_another_user_is_not_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
