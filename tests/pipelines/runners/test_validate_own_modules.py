@@ -31,10 +31,7 @@ def test_validate_names_the_code_of_a_team_and_says_when_it_cannot_be_served_by_
     for name in ("wording", "checked_team"):
         sys.modules.pop(name)
     (note,) = [line for line in check(config) if "not served" in line]
-    assert (
-        "checked_team.py, wording.py do not load by themselves (workflow.path: " in note
-        and "prompt.txt', wording.py line 2)" in note
-    )
+    assert "checked_team.py, wording.py do not load by themselves ([Errno 2]" in note and "prompt.txt" in note
 
     once = "import os\nif os.environ['WORDING']:\n    raise RuntimeError('registered already')\nos.environ['WORDING'] = 'here'"
     Path("wording.py").write_text(once)
