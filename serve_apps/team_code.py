@@ -191,7 +191,7 @@ def _modules_named_by(text: str, path: str) -> Iterator[str]:
     """Yields what a source file imports, and the modules of dotted paths in it; some names are those of no module."""
     package = path.removesuffix(".py").replace("/", ".").rpartition(".")[0]
     with suppress(SyntaxError):  # whoever imports it is told
-        for node in ast.walk(ast.parse(text, path)):
+        for node in ast.walk(ast.parse(text.encode(), path)):
             yield from _named_by(node, package)
 
 
@@ -217,6 +217,9 @@ def _files_of(module: str) -> Iterator[tuple[str, Path]]:
 
 def _folders_with(name: str) -> list[Path]:
     """Returns the folders from which a module or package at the top is imported; none where it is not the user's own."""
+    loaded = getattr(sys.modules.get(name), "__file__", None)
+    if loaded is not None and _is_installed(Path(loaded).parent):
+        return []  # of Troupe's own imports: a file of that name in the user's folder is not what an import here gives
     spec = None if name in (*TROUPE, *sys.builtin_module_names) else PathFinder.find_spec(name)
     if spec is None:
         return []
@@ -234,7 +237,9 @@ def _is_installed(folder: Path) -> bool:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")  # a mark at its beginning, which some editors write, is no source
+        return (
+            file.read_bytes().decode()
+        )  # byte for byte: what hashes its source is to find the same where it is served
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{file} is not UTF-8 ({error}): save it as UTF-8, so that it can travel with the team"

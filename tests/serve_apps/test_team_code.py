@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import subprocess
 import sys
 import traceback
@@ -180,10 +181,29 @@ def test_a_file_that_only_fails_where_it_is_imported_is_left_to_that_place(folde
         "old.py": "print 'of Python 2'\n",
     }
     write(folder, code)
-    (folder / "a_team.py").write_bytes(b"\xef\xbb\xbf" + code["a_team.py"].encode())
+    code["a_team.py"] = f"\ufeff{code['a_team.py']}".replace("\n", "\r\n")  # as some editors write files
+    (folder / "a_team.py").write_bytes(code["a_team.py"].encode())
     assert collect_code("a_team:Team") == code
     with in_use(code):
         assert import_module("a_team").old is None
+
+
+def test_a_program_has_the_same_prompts_hash_where_it_is_served(folder: Path) -> None:
+    """It is part of the team's key. The hash covers the bytes of the function's file."""
+    (folder / "solving.py").write_bytes(b"\xef\xbb\xbfdef solve(prompt, client):\r\n    return 'it'\r\n")
+    named = ("serve_apps.workflows.program:Program", {"agents": {"a": {}}, "function": "solving:solve"})
+    served = workflow_of(collect_code(*named), *named)
+    assert served.prompts_sha256 == workflow_of({}, *named).prompts_sha256
+
+
+def test_a_file_that_hides_a_module_which_is_loaded_already_stays_out(folder: Path) -> None:
+    """Troupe has loaded `queue`, `httpx` and others before the user's folder comes onto the path: imports give those, here and served."""
+    write(folder, {"a_team.py": "import pytest, queue, own\nKIND = queue.Queue", "own.py": ""})
+    write(folder, {"queue.py": "raise OSError", "pytest/__init__.py": "raise OSError"})
+    code = collect_code("a_team:Team")
+    assert list(code) == ["a_team.py", "own.py"]
+    with in_use(code):
+        assert import_module("a_team").KIND is queue.Queue
 
 
 def test_what_was_changed_or_swept_in_the_folder_for_copies_is_written_again(folder: Path, tmp_path: Path) -> None:
