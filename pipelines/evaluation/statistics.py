@@ -383,13 +383,21 @@ def _bootstrap(
     what a value never seen in n draws may still weigh at either bound.
     """
     num_tasks, alpha = int(units.counts.sum()), 1.0 - confidence
-    values = np.sort(units.weighted())  # draws are by place: the same values in another order are the same evidence
+    order = np.lexsort(
+        (units.counts, units.means)
+    )  # draws are by place: the same in another order is the same evidence
+    values, counts = units.weighted()[order], units.counts[order]
     n, mean = len(values), float(values.mean())
     if np.ptp(values) < 1e-12:
         unseen = _never_seen(n, confidence)
         low, high = mean + unseen * (min(bounds[0], mean) - mean), mean + unseen * (max(bounds[1], mean) - mean)
         return Interval(mean=mean, low=low, high=high, num_tasks=num_tasks)
-    means = _resampled_means(values, np.random.default_rng(seed), num_samples)
+    rng = np.random.default_rng(seed)
+    if np.ptp(counts) == 0:
+        means = _resampled_means(values, rng, num_samples)
+    else:  # as a ratio of sums: the mean of `values` may lie beyond every outcome where families differ in size
+        drawn = _resampled(rng, n, num_samples)
+        means = drawn @ (counts * units.means[order]) / (drawn @ counts)
     normal = NormalDist()
     below = ((means < mean).sum() + 0.5 * (means == mean).sum()) / num_samples
     bias = normal.inv_cdf(min(max(below, 1 / num_samples), 1 - 1 / num_samples))

@@ -206,6 +206,21 @@ def test_a_mean_stays_one_over_tasks_where_families_differ_in_size() -> None:
     assert paired_interval(outcomes, dict.fromkeys(outcomes, (0.0,)), families=families).mean == 0.75
 
 
+def test_accuracies_of_large_and_small_families_have_bounds_in_0_to_1_that_hold() -> None:
+    rng, missed = np.random.default_rng(6), 0
+    for _ in range(100):
+        of_task = np.repeat(np.arange(30), np.minimum(rng.pareto(1, size=30).astype(int) + 1, 30))
+        solved = (rng.random(30) < 0.5).astype(float)[of_task]
+        found = mean_interval(
+            {str(task): [value] for task, value in enumerate(solved)},
+            families={str(task): f"family {number}" for task, number in enumerate(of_task)},
+            num_samples=1000,
+        )
+        assert 0 <= found.low <= found.mean <= found.high <= 1
+        missed += not found.low <= 0.5 <= found.high
+    assert missed <= 10, "about 20 where the sums alone are resampled"
+
+
 @pytest.mark.parametrize("size", [2, 5])
 def test_equal_teams_on_variants_of_problems_are_not_promoted(size: int) -> None:
     rng, num_pairs = np.random.default_rng(size), 100
