@@ -148,8 +148,8 @@ def _opened(code: Mapping[str, str]) -> _Code:
     """Makes the package that a code is imported from, if this process has not made it."""
     package = PREFIX + sha256(json.dumps(dict(code), sort_keys=True).encode()).hexdigest()[:16]
     with _opening:
+        folder = _written(code, package)
         if package not in _codes:
-            folder = _written(code, package)
             names = frozenset(path.partition("/")[0].removesuffix(".py") for path in code)
             module = ModuleType(package)
             module.__path__ = [str(folder)]
@@ -163,11 +163,14 @@ def _opened(code: Mapping[str, str]) -> _Code:
 
 def _written(code: Mapping[str, str], package: str) -> Path:
     """Returns a folder of this user's alone with the files of a code: tracebacks and processes of the team read them."""
-    cache = Path(os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / f"troupe-{os.getuid()}") / "code"
+    chosen = os.environ.get("TROUPE_CACHE")
+    above = Path(chosen or Path(tempfile.gettempdir()) / f"troupe-{os.getuid()}")
+    cache = above / "code"
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if cache.stat().st_uid != os.getuid():
+    # Anybody may make a folder for temporary files first; its owner could exchange what lies in it.
+    if any(folder.stat().st_uid != os.getuid() for folder in ([cache] if chosen else [above, cache])):
         raise ValueError(
-            f"{cache} belongs to another user, and what lies there would be run: set TROUPE_CACHE to a folder"
+            f"{cache}, or the folder that it is in, belongs to another user, and what lies there would be run: set TROUPE_CACHE to a folder"
         )
     for path, text in code.items():
         file, data = cache / package / path, text.encode()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import queue
+import shutil
 import subprocess
 import sys
 import traceback
@@ -219,6 +221,17 @@ def test_what_was_changed_or_swept_in_the_folder_for_copies_is_written_again(fol
         damage(copy)
 
 
+def test_copies_that_were_swept_while_the_process_lives_are_there_after_the_next_change_of_a_route(
+    folder: Path,
+) -> None:
+    code = team_files(" swept")
+    with in_use(code):
+        (copies,) = own_folders()
+    shutil.rmtree(copies)
+    team = workflow_of(code)
+    assert play_scripted(team, TASK, {"solver": ["14"]}).answer == "14 swept", "`run` imports `later` only now"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -245,6 +258,23 @@ def test_code_in_a_folder_of_another_user_is_not_run(folder: Path, monkeypatch: 
     monkeypatch.setattr("os.getuid", lambda: 12345)
     with pytest.raises(ValueError, match=r"belongs to another user.* set TROUPE_CACHE"):
         workflow_of(team_files(" of nobody else"))
+
+
+def test_a_folder_that_another_user_has_made_around_the_copies_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders for temporary files are everyone's: who makes `troupe-<uid>` first could exchange what lies in it."""
+    stat, me = Path.stat, os.getuid()
+    monkeypatch.delenv("TROUPE_CACHE")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def of_another_user(path: Path, **options: Any) -> os.stat_result:
+        found = stat(path, **options)
+        return os.stat_result((*found[:4], 12345 if path.name == f"troupe-{me}" else me, *found[5:]))
+
+    monkeypatch.setattr(Path, "stat", of_another_user)
+    with pytest.raises(ValueError, match=r"the folder that it is in, belongs to another user"):
+        workflow_of(team_files(" of a folder in a folder"))
 
 
 def test_a_folder_of_the_modules_name_is_named_with_where_to_start(folder: Path) -> None:
