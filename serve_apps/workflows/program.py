@@ -133,7 +133,11 @@ class Program(Workflow):
             raise ValueError(
                 f"workflow.settings: program {self.command[0]!r} is no file here and not on this machine's PATH"
             )
-        return [f"program: {' '.join(self.command)}"]
+        files = [part for part in self.command if not os.path.isabs(part) and Path(self.folder or ".", part).is_file()]
+        found = (
+            f" (found from this folder: {', '.join(files)}; to serve the team, give absolute paths)" if files else ""
+        )
+        return [f"program: {' '.join(self.command)}{found}"]
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Returns the program's answer.

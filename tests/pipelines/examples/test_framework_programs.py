@@ -32,7 +32,8 @@ def test_it_could_start_where_its_environment_is(config: Path) -> None:
     assert program == f"pipelines/examples/{config.stem}/program.py"
     assert (ROOT / program).is_file()
     here = load_config(config, {"workflow.settings.command": [sys.executable, program]})
-    assert check(here) == [f"program: {sys.executable} {program}"]
+    (said,) = check(here)
+    assert said.startswith(f"program: {sys.executable} {program} (found from this folder: {program}; to serve")
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

@@ -494,6 +494,15 @@ def test_a_program_that_cannot_start_says_which(tiny_model: Path) -> None:
         program.preflight()
 
 
+def test_a_program_says_which_files_a_gateway_would_not_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_agent.py").touch()
+    (said,) = Program(ONE, command=[sys.executable, "my_agent.py", "{prompt}"]).preflight()
+    assert said.endswith("{prompt} (found from this folder: my_agent.py; to serve the team, give absolute paths)")
+    (said,) = Program(ONE, command=[sys.executable, str(tmp_path / "my_agent.py")]).preflight()
+    assert said.endswith("my_agent.py")
+
+
 @pytest.mark.timeout(60)
 def test_engines_that_fail_are_no_fault_of_the_program(tiny_model: Path) -> None:
     """The program waits and would try again: it is ended, and the whole episode is repeated."""
