@@ -181,7 +181,11 @@ def is_correct(answer: str, references: Sequence[str], *, rules: Literal["verify
 @lru_cache(maxsize=65536)
 def _is_correct(answer: str, references: tuple[str, ...]) -> bool:
     stated = _clean(extract_answer(_typed(answer)))
-    return bool(stated) and any(_matches(stated, _clean(extract_answer(_typed(reference)))) for reference in references)
+    spellings = stated.split(", ")  # of one value: `\boxed{\frac12} or \boxed{0.5}` is right if each of them is
+    return bool(stated) and any(
+        _matches(stated, expected) or (len(spellings) > 1 and all(_matches(one, expected) for one in spellings))
+        for expected in (_clean(extract_answer(_typed(reference))) for reference in references)
+    )
 
 
 def _typed(text: str) -> str:

@@ -526,3 +526,11 @@ def test_the_time_to_extract_grows_with_the_text_and_no_faster(text: str) -> Non
 )
 def test_the_string_rules_know_numbers_and_spelling_alone(answer: str, reference: str, is_same: bool) -> None:
     assert is_correct(answer, ["zzz", reference], rules="strings") is is_same
+
+
+def test_one_value_in_two_spellings_is_one_answer() -> None:
+    for right in (r"\boxed{\frac12} or \boxed{0.5}", r"\boxed{0.5}, \boxed{1/2}", r"\frac12, 0.5"):
+        assert is_correct(right, ["0.5"])
+    for wrong in (r"\boxed{\frac12} or \boxed{0.25}", r"\boxed{3}, \boxed{0.5}", r"\boxed{1}, \boxed{2}"):
+        assert not is_correct(wrong, ["0.5"])
+        assert not is_correct(wrong, ["12"])
