@@ -42,6 +42,7 @@ REMOVED_KEYS: Mapping[str, str] = {
 
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "collect.incomplete_groups": {"cut": "drop"},
+    "evaluate.test": {"bootstrap": "auto"},
     "promote.on_failed_group": {"hold": "fail", "rest": "keep_parent"},
     "watch.on_alarm": {"tell": "warn", "hold": "fail"},
 }
