@@ -24,7 +24,7 @@ from serve_apps.retrace import NotRetraced, retrace
 from serve_apps.workflows.orchestrated import ORCHESTRATOR, Orchestrated
 from stores.allowed_tokens import allowed_tokens
 from stores.traces import TraceStore
-from stores.types import Purpose, Task, Trace
+from stores.types import Purpose, Task, Trace, families
 from stores.weights import WeightStore
 
 if TYPE_CHECKING:
@@ -118,14 +118,20 @@ class HeldOut:
     def __init__(self, run: Run) -> None:
         sections = [section for section in HELD_OUT if getattr(run.config.tasks, section) is not None]
         self._of_prompt: dict[str, list[Task]] = defaultdict(list)
+        self._families: set[str] = set()
         for section in sections:
-            for task in run.tasks(section):
+            tasks = run.tasks(section)
+            self._families.update(families(tasks).values())
+            for task in tasks:
                 self._of_prompt[task.prompt].append(task)
         self.num_seen = 0
 
     def has(self, trace: Trace) -> bool:
-        """Whether the trace's task is one of them; ids may repeat between runs, so prompt and settings decide."""
-        is_held_out = any(are_one_task(trace.task, task) for task in self._of_prompt.get(trace.task.prompt, ()))
+        """Whether the trace's task is one of them, or of their families; ids may repeat between runs, so prompt and settings decide."""
+        is_variant = not self._families.isdisjoint(families([trace.task]).values())
+        is_held_out = is_variant or any(
+            are_one_task(trace.task, task) for task in self._of_prompt.get(trace.task.prompt, ())
+        )
         self.num_seen += is_held_out
         return is_held_out
 

@@ -21,7 +21,7 @@ from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflows.math_chain import MathChain
 from stores.manifest import Probe
 from stores.traces import TraceStore
-from stores.types import EpisodeRewards, Purpose, Task, Trace
+from stores.types import FAMILY, EpisodeRewards, Purpose, Task, Trace
 from stores.weights import WeightStore
 
 pytestmark = pytest.mark.test
@@ -46,14 +46,16 @@ class Other:
             probe=Probe(sequences=(), logprobs=()),
         )
 
-    def play(self, prompt: str, outcome: float, *, purpose: Purpose = Purpose.TRAIN) -> Trace:
+    def play(
+        self, prompt: str, outcome: float, *, purpose: Purpose = Purpose.TRAIN, family: str | None = None
+    ) -> Trace:
         """Stores an episode of two turns that was paid `outcome`."""
         trace: Trace = self.make_trace(run_id="other", purpose=purpose)
         ids = {"prompt_token_ids": (5, 6, 7), "completion_token_ids": (8, 2), "rollout_logprobs": (-0.5, -0.5)}
         trace = replace(
             trace,
             episode_id=f"{len(prompt)}{prompt}{purpose}",
-            task=Task(task_id="t", prompt=prompt, answers=("5",)),
+            task=Task(task_id="t", prompt=prompt, answers=("5",), metadata={FAMILY: family}),
             policy_versions={"team": 0},
             turns=tuple(replace(turn, model_group="team", **ids) for turn in trace.turns),
         )
@@ -69,9 +71,10 @@ def other(tmp_path: Path, tiny_model: Path, make_trace: MakeTrace, make_rewards:
 
 
 def learner(other: Other, folder: Path, model: Path, *, count: int = 4, **choice: Any) -> Run:
-    """A run that starts from `model` and the other run's traces; it holds out the tasks "held out" and "reported"."""
+    """A run that starts from `model` and the other run's traces; it holds out the tasks "held out" and "reported", each of a family."""
     for section, prompt in {"gate": "held out", "test": "reported"}.items():
-        (folder / f"{section}.jsonl").write_text(json.dumps({"question": prompt, "answer": "5"}))
+        row = {"question": prompt, "answer": "5", FAMILY: f"family of {prompt}"}
+        (folder / f"{section}.jsonl").write_text(json.dumps(row))
     warm = {"traces": {"uri": other.uri, "run": "other", **choice}, "num_demonstrations": count, "num_epochs": 1}
     changes = {
         "storage.root": str(folder),
@@ -110,6 +113,12 @@ def test_where_only_held_out_tasks_went_well_there_is_nothing_to_start_from(
     other.play("held out", 1.0)
     with pytest.raises(ValueError, match=r"no training episode of run 'other' .* \(1 are left out, .*tasks\.gate"):
         chosen(learner(other, tmp_path, tiny_model))
+
+
+def test_a_variant_of_a_held_out_task_is_held_out(other: Other, tiny_model: Path, tmp_path: Path) -> None:
+    other.play("held out, in other words", 1.0, family="family of held out")
+    other.play("another problem", 1.0, family="family of others")
+    assert chosen(learner(other, tmp_path, tiny_model)) == {"another problem"}
 
 
 def test_token_ids_of_another_or_an_unknown_tokenizer_are_refused(
