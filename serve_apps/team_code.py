@@ -50,19 +50,21 @@ def collect_code(*named_by: Any) -> dict[str, str]:
     ValueError where it is too much, or no UTF-8.
     """
     code: dict[str, str] = {}
+    size = 0
     todo = [module for value in named_by for module in _named_in(value)]
     while todo:
         for path, file in _files_of(todo.pop()):
-            if path not in code:
-                code[path] = _text_of(file)
-                todo += _modules_named_by(code[path], path)
-    size = sum(len(text.encode()) for text in code.values())
-    if size > MAX_BYTES:
-        largest = max(code, key=lambda path: len(code[path]))
-        raise ValueError(
-            f"the team's own modules are {size / 2**20:.1f} MiB of Python ({len(code)} files, the largest is {largest}), and at most "
-            f"{MAX_BYTES // 2**20} MiB travel with a team: install what is no part of the team as a package"
-        )
+            if path in code:
+                continue
+            code[path] = _text_of(file)
+            size += len(code[path].encode())
+            if size > MAX_BYTES:
+                largest = max(code, key=lambda path: len(code[path]))
+                raise ValueError(
+                    f"modules that are not installed in site-packages, and that the team imports, are more than {MAX_BYTES // 2**20} MiB "
+                    f"of Python (the largest is {largest}), which is what may travel with a team: install what is no part of the team"
+                )
+            todo += _modules_named_by(code[path], path)
     return dict(sorted(code.items()))
 
 

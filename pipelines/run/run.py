@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from stores.traces import TraceStore
     from stores.tracking import RunTracker
     from stores.weights import WeightStore
+
+logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -133,8 +136,12 @@ class Run:
 
     @cached_property
     def code(self) -> dict[str, str]:
-        """The user's own modules that workflow and credit rule consist of, path -> text."""
-        return collect_code(self.config.workflow.model_dump(mode="json"), self.config.credit.model_dump(mode="json"))
+        """The user's own modules that workflow and credit rule consist of, path -> text; empty where they cannot travel."""
+        try:
+            return collect_code(*(part.model_dump(mode="json") for part in (self.config.workflow, self.config.credit)))
+        except ValueError as error:
+            logger.warning("the team can be trained, but a gateway must find its modules by itself: %s", error)
+            return {}
 
     @cached_property
     def workflow(self) -> Workflow:

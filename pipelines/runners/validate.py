@@ -52,7 +52,10 @@ def check(config: RunConfig) -> list[str]:
 
 def _notes_on_code(config: RunConfig) -> list[str]:
     """Says which of the user's own modules travel with the team, and why it could not be served by them."""
-    code = collect_code(config.workflow.model_dump(mode="json"), config.credit.model_dump(mode="json"))
+    try:
+        code = collect_code(config.workflow.model_dump(mode="json"), config.credit.model_dump(mode="json"))
+    except ValueError as error:
+        return [f"it can be trained, but a gateway must find its modules by itself: {error}"]
     try:
         load_carried(code, config.workflow.path, config.workflow.settings)
     except (ValueError, OSError) as error:

@@ -9,7 +9,9 @@ import pytest
 
 from pipelines.cli.new_team import write_team
 from pipelines.config.run_config import load_config
+from pipelines.run.run import Run
 from pipelines.runners.validate import check
+from serve_apps.team_code import MAX_BYTES
 
 pytestmark = pytest.mark.fast
 
@@ -40,5 +42,13 @@ def test_validate_names_the_code_of_a_team_and_says_when_it_cannot_be_served_by_
         sys.modules.pop(name)
     (note,) = [line for line in check(config) if "not served" in line]
     assert "(RuntimeError: registered already, wording.py line 3)" in note
+    for name in ("wording", "checked_team"):
+        sys.modules.pop(name)
+
+    Path("wording.py").write_text(f"TEXT = {'x' * MAX_BYTES!r}")
+    (note,) = [line for line in check(config) if "by itself" in line]
+    assert "it can be trained" in note and "the largest is wording.py" in note
+    run = Run(config)
+    assert run.workflow.agents and run.code == {}, "what cannot travel is trained nevertheless"
     for name in ("wording", "checked_team", "checked_team_demonstrator"):
         sys.modules.pop(name)
