@@ -47,7 +47,7 @@ MAX_LOG_ODDS = 5.0
 MAX_FACTOR = 3.0
 NUM_FOLDS = 8
 """Tasks are split into at most so many parts; the episodes of each are predicted by a model that is fitted without it."""
-CHANCE = 0.05
+CHANCE = 0.125
 """How often outcomes of chance may look as well explained. Twice the log-likelihood that factors without a meaning add has a chi-squared distribution
 with as many degrees of freedom as there are factors (Wilks 1938), so that the bar rises with them; each pair of episodes counts twice, once
 either way, so that twice as much is asked for."""
