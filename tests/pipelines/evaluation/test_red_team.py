@@ -120,7 +120,9 @@ def verdict(
     config = load_config(SMALL, alone | changes)
     run: Any = SimpleNamespace(config=config, credit=MathFinalAnswer(), credit_version="v", seed=0)
     tasks = [trace.task for trace in champion]
-    evidence = _examine(run, tasks, played(champion), played(candidate), planned=None, num_looks=1, num_contenders=1)
+    evidence = _examine(
+        run, tasks, played(champion), played(candidate), planned=None, family_of={}, num_looks=1, num_contenders=1
+    )
     assert evidence.gain is not None and evidence.deciding_gain is not None
     return decide_promotion(config.promote, evidence), evidence.gain, evidence.deciding_gain
 
