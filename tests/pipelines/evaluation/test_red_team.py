@@ -229,7 +229,7 @@ def decided_in_looks(champion: Sequence[Trace], candidate: Sequence[Trace]) -> t
 
     tasks = [trace.task for trace in champion]
     evaluated = _look_until_sure(run, team, parent, tasks, play_tasks)
-    examine = partial(_examine, run, planned=len(tasks), num_looks=3, num_contenders=1)
+    examine = partial(_examine, run, planned=len(tasks), family_of={}, num_looks=3, num_contenders=1)
     found = [examine(tasks[:size], played(champion[:size]), played(candidate[:size])) for size in sizes[::2]]
     return evaluated, [evidence.deciding_gain.low for evidence in found if evidence.deciding_gain]
 
