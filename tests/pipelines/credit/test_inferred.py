@@ -213,9 +213,13 @@ def test_rewards_are_in_the_unit_of_the_outcome() -> None:
     assert np.abs(one).max() > 0.3 and np.allclose(np.array(one) * 30, thirty, atol=1e-3)
 
 
-@pytest.mark.test
-@pytest.mark.parametrize("num_agents", [2, 8])
-@pytest.mark.parametrize("share_won", [0.05, 0.4])
+@pytest.mark.parametrize(
+    ("num_agents", "share_won"),
+    [
+        pytest.param(8, 0.4, marks=pytest.mark.test),
+        *(pytest.param(*kind, marks=pytest.mark.nightly) for kind in ((2, 0.05), (2, 0.4), (8, 0.05))),
+    ],
+)
 def test_what_chance_decides_is_inferred_from_in_one_run_of_eight_at_most(num_agents: int, share_won: float) -> None:
     rule = InferredReward(BARE)
 
