@@ -28,7 +28,7 @@ def made(folder: Path) -> Path:
 def test_a_new_team_validates_and_its_own_test_passes(tmp_path: Path) -> None:
     team = made(tmp_path)
     checked = troupe(team, "validate", "my_team.yaml")
-    assert (checked.returncode, checked.stderr) == (0, "")
+    assert (checked.returncode, checked.stderr) == (0, "its code, which travels with the team: my_team.py\n")
     assert "ok (1 model groups, 2 agents)" in checked.stdout
     tested = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=team, capture_output=True, text=True

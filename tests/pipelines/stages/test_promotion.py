@@ -90,7 +90,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Registr
         )
         registry.teams[version] = team_of(ref, version)
 
-    def put(run: Run, version: int, team: Team) -> dict[str, Any]:
+    def put(run: Run, version: int, team: Team, **more: Any) -> dict[str, Any]:
         done.append(f"put {version}")
         time.sleep(0.1)
         done.append(f"put {version} done, champion {champion_version(run)}")
@@ -189,9 +189,9 @@ def test_serving_the_champion_beside_a_promotion_deploys_the_new_one(
     set_champion(run, registry.teams[1].models, 1, reason="the first team")
     loads_new, put = threading.Event(), production.deploy_team
 
-    def put_slowly(run: Run, version: int, team: Team) -> Told:
+    def put_slowly(run: Run, version: int, team: Team, **more: Any) -> Told:
         loads_new.set()
-        return put(run, version, team)
+        return put(run, version, team, **more)
 
     monkeypatch.setattr(production, "deploy_team", put_slowly)
     monkeypatch.setattr(service, "existing_run", lambda name, root: run_in(tmp_path, registry))
