@@ -102,9 +102,9 @@ def is_refusal(answer: str) -> bool:
 
     Thoughts are no part of an answer.
     """
-    said = after_thinking(answer).strip()
-    plain = re.sub(r"[*_#>]", " ", in_plain_signs(said).replace("`", "'")).strip()
-    return not said or REFUSAL.search(re.split(r"(?<=[.!?])\s", plain, maxsplit=1)[0]) is not None
+    spoken = after_thinking(answer).strip()
+    plain = re.sub(r"[*_#>]", " ", in_plain_signs(spoken).replace("`", "'")).strip()
+    return not spoken or REFUSAL.search(re.split(r"(?<=[.!?])\s", plain, maxsplit=1)[0]) is not None
 
 
 def _compared(

@@ -146,7 +146,7 @@ def paired_bootstrap(
 ) -> Interval:
     """The same mean of any figures, without a range: an interval for figures in which a candidate must not be worse.
 
-    It says nothing of what was not drawn: figures that are the same on all tasks have an interval of width 0. Raises ValueError as
+    It says nothing of what was not drawn: where the two have the same figure on every task, the interval has width 0. Raises ValueError as
     `paired_interval` does.
     """
     units = _units(candidate, paired_differences(candidate, champion), families)

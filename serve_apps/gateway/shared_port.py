@@ -66,10 +66,12 @@ def _differences(asked: GatewayPortConfig, running: GatewayPortConfig) -> dict[s
 def _refusal(
     name: str, different: Mapping[str, tuple[Any, Any]], others: Mapping[str, GatewayTeamConfig], port: int
 ) -> str:
-    said = "; ".join(f"gateway.{field} = {asked!r}, and {now!r} there" for field, (asked, now) in different.items())
+    differences = "; ".join(
+        f"gateway.{field} = {asked!r}, and {now!r} there" for field, (asked, now) in different.items()
+    )
     return (
         f"team {name!r} would share gateway.port = {port} with {', '.join(map(repr, sorted(others)))}, and asks for other settings of "
-        f"the port: {said}. Set the same, take another gateway.port, or replace them for all teams with {OPTION}"
+        f"the port: {differences}. Set the same, take another gateway.port, or replace them for all teams with {OPTION}"
     )
 
 
