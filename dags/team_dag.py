@@ -12,7 +12,7 @@ from airflow.sdk import DAG, Asset, AssetAll, AssetOrTimeSchedule, CronTriggerTi
 from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun
 from pipelines.stages.table import STAGES
-from stores.stage_results import Collected, Evaluated, Synced, Trained
+from stores.journal.stage_results import Collected, Evaluated, Synced, Trained
 
 POOL_WEIGHTS = {Evaluated.STAGE: 3, Collected.STAGE: 2, Synced.STAGE: 1, Trained.STAGE: 1}
 """Stages that use engines or trainers; the highest weight goes first."""

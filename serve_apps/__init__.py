@@ -14,9 +14,9 @@ The names below are all that the author of a workflow needs; everything else is 
             return Outcome(answer=str(solution["answer"]), metadata={"is_accepted": verdict["verdict"] == "yes"})
 """
 
-from serve_apps.agent import Agent, Tool
-from serve_apps.contracts import Tags
-from serve_apps.workflow import Outcome, Workflow, together
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.agent import Agent, Tool
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.environment import Environment
+from serve_apps.authoring.workflow import Outcome, Workflow, together
 
 __all__ = ["Agent", "Environment", "Outcome", "Tags", "Tool", "Workflow", "together"]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from serve_apps.parsers import Parsers
+from serve_apps.authoring.parsers import Parsers
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)

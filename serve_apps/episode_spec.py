@@ -4,9 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Literal
 
-from serve_apps.replay import Script
-from stores.types import Purpose, Task, episode_id
+from stores.traces.variant_names import VariantName
+from stores.types import Purpose, Task, Trace, episode_id
+
+VariantKind = Literal["greedy", "counterfactual", "without"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """Describes what differs from the episode that is run again."""
+
+    kind: VariantKind
+    agent: str = ""
+    """The agent whose turn is changed; empty in a greedy episode."""
+    base: Trace | None = None
+    """The episode that is replayed; None where nothing is (greedy)."""
+    changed_at: int = 0
+    """The index of the changed turn: later events are not replayed."""
+    sibling: int = 0
+    """Which of the replays with this change it is; each has a seed of its own."""
+
+    @property
+    def variant(self) -> str:
+        """The name of the variant, which is part of the episode's key."""
+        changed = {"greedy": "", "counterfactual": str(self.changed_at), "without": self.agent}[self.kind]
+        return str(VariantName(kind=self.kind, changed=changed, sibling=self.sibling))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

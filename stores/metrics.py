@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stores.journal.stage_results import Collected, Evaluated, Measured
 from stores.placement import ON_HEAD
-from stores.stage_results import Collected, Evaluated, Measured
 
 NAMESPACE = "troupe"
 ACTOR_NAME = "meter"

@@ -36,7 +36,7 @@ SOUND = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 
 
 class Cause(StrEnum):
-    """Who caused the failure of an episode: that decides what the episode counts as (`serve_apps/causes.py`)."""
+    """Who caused the failure of an episode: that decides what the episode counts as (`serve_apps/episode/causes.py`)."""
 
     NONE = ""
     """The episode did not fail."""

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from pipelines.run.run import Run
-from stores.manifest import Probe
-from stores.team import Team
-from stores.weights import WeightStore
+from stores.registry.team import Team
+from stores.weights.manifest import Probe
+from stores.weights.store import WeightStore
 
 DEGRADED = 90
 """Version of its models, and of the team where it is put into service."""

@@ -102,7 +102,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained Qwen3-shaped model with tokenizer and chat template, tied embeddings, about 0.2M parameters."""
     from train_loops.config import TinyModelConfig
-    from train_loops.tiny_model import build_model, build_tokenizer, save_folder
+    from train_loops.engine.tiny_model import build_model, build_tokenizer, save_folder
 
     shape = TinyModelConfig(hidden_size=64, intermediate_size=128, num_layers=2, num_heads=2, num_kv_heads=1)
     tokenizer = build_tokenizer(TEXTS, vocab_size=400)

@@ -15,9 +15,9 @@ from pipelines.run.champions import set_champion
 from pipelines.run.run import Run
 from pipelines.stages.promote import register_team
 from stores.files import write_file
-from stores.manifest import Probe
-from stores.stage_results import WarmStarted
+from stores.journal.stage_results import WarmStarted
 from stores.types import EpisodeRewards, ModelVersionRef, Purpose, Trace, TracesRef
+from stores.weights.manifest import Probe
 
 SMALL = Path(__file__).parent / "e2e" / "small.yaml"
 PROBE = Probe(sequences=((1, 2, 3),), logprobs=((-0.1, -0.2),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.run.run import Run
-from stores.stage_results import (
+from stores.journal.stage_results import (
     Collected,
     Decided,
     Evaluated,

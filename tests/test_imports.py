@@ -39,7 +39,7 @@ LIGHT = (
     "pipelines.credit",
     "pipelines.cli.main",
     "pipelines.runners.validate",
-    "train_loops.state_sizes",
+    "train_loops.engine.state_sizes",
     "pipelines.stages.running",
     "pipelines.stages.score",
     "pipelines.stages.promote",

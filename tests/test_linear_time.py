@@ -32,15 +32,15 @@ from pipelines.monitoring.drift import sketch
 from pipelines.report.draw import _label
 from pipelines.run.scoring import without_ids
 from pipelines.tasks.task_fields import read_task
-from serve_apps import long_json
-from serve_apps.agent import Reply, TracedText
-from serve_apps.boxed import last_boxed
-from serve_apps.contracts import Boxed, JsonKeys, OneOf, Raw, Tags, Thinking
-from serve_apps.gateway.redaction import Redaction
+from serve_apps.authoring.agent import Reply, TracedText
+from serve_apps.authoring.boxed import last_boxed
+from serve_apps.authoring.contracts import Boxed, JsonKeys, OneOf, Raw, Tags, Thinking
+from serve_apps.authoring.prompt_budget import shorten
+from serve_apps.authoring.templates import as_prompt, fields_of, fill, stray_brace
+from serve_apps.authoring.thinking import after_thinking
+from serve_apps.chat import long_json
+from serve_apps.gateway.traffic.redaction import Redaction
 from serve_apps.openai_api.tool_calls import parse_tool_calls
-from serve_apps.prompt_budget import shorten
-from serve_apps.templates import as_prompt, fields_of, fill, stray_brace
-from serve_apps.thinking import after_thinking
 from serve_apps.tools.checkers import has_same_tokens, is_right_output, is_right_value
 from serve_apps.tools.code_tests import Case, CodeTests, expand_batched, foreign_modules, read_tests
 from serve_apps.tools.code_verifier import extract_code, time_limit
@@ -68,11 +68,11 @@ IN_CALLS = {
         "re.search",
     ): "a name of the task, then literal words and \\w+",
     ("pipelines/run/kept_weights.py", "re.fullmatch"): "names of folders that the run itself has made",
-    ("serve_apps/boxed.py", "re.compile"): "held by the module, which is imported",
+    ("serve_apps/authoring/boxed.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/config.py", "re.compile"): "an operator's pattern, tried on the empty text",
-    ("serve_apps/contracts.py", "re.finditer"): "Tags and OneOf",
-    ("serve_apps/control_tokens.py", "re.compile"): "alternatives of literal tokens, and a mask of Troupe's own",
-    ("serve_apps/plain_signs.py", "re.compile"): "held by the module, which is imported",
+    ("serve_apps/authoring/contracts.py", "re.finditer"): "Tags and OneOf",
+    ("serve_apps/chat/control_tokens.py", "re.compile"): "alternatives of literal tokens, and a mask of Troupe's own",
+    ("serve_apps/tools/plain_signs.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/tools/code_tests.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/tools/math_answer.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/tools/text_match.py", "re.compile"): "held by the module, which is imported",

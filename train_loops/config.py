@@ -554,7 +554,7 @@ class WarmstartConfig(Settings):
     """The shape of a model to build from nothing for every model group, none of which has a `model` then; null: training
     starts from `model` of each model group."""
     demonstrator: str = ""
-    """The dotted path `module:function` of a function that plays every agent, see serve_apps/demonstrate.py. Give either
+    """The dotted path `module:function` of a function that plays every agent, see serve_apps/episode/demonstrate.py. Give either
     this or `traces`."""
     traces: ChosenTracesConfig | None = None
     """The stored episodes that are used instead of a demonstrator; null: the demonstrator plays."""

@@ -90,6 +90,6 @@ def parse_job(data: Mapping[str, Any]) -> TrainJob:
 def train_parts(began: float, ends: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """By part of a job, in order, Unix seconds of its begin and its end: each begins where the one before ended.
 
-    Args: began: Unix seconds of the first begin; ends: by part, those of its end. See `stores.stage_results.TrainParts`.
+    Args: began: Unix seconds of the first begin; ends: by part, those of its end. See `stores.journal.stage_results.TrainParts`.
     """
     return dict(zip(ends, pairwise((began, *ends.values())), strict=True))

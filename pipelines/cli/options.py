@@ -99,7 +99,7 @@ def find_run(name: str, root: str, changes: list[str] | None = None, *, is_read_
 
 def existing_run(name: str, root: str, *, is_read_only: bool = False) -> Run:
     """A run that has been started; ValueError where it has not, rather than making one. Args: is_read_only: see `find_run`."""
-    from stores.journal import Journal
+    from stores.journal.journal import Journal
     from stores.store_faults import UnreadableStore
 
     run = find_run(name, root, is_read_only=is_read_only)
@@ -142,7 +142,7 @@ def load(config: Path, changes: list[str] | None) -> RunConfig:
 
 def overrides(changes: list[str]) -> dict[str, Any]:
     """Returns `--set KEY=VALUE` options as dotted keys and values; ValueError for another form."""
-    from serve_apps.yaml_text import read_yaml
+    from serve_apps.authoring.yaml_text import read_yaml
 
     values = {}
     for change in changes:

@@ -104,7 +104,7 @@ def corpus(
     embed: Embed = "",
 ) -> None:
     """Build the index that agents search. An index that is there is replaced."""
-    from stores.corpus import build_corpus
+    from stores.traces.corpus import build_corpus
 
     print(f"{build_corpus(uri, source, embed=_embedding(embed))} documents in {uri}")
 
@@ -122,9 +122,9 @@ def retriever(
     """Serve a corpus with the API of Search-R1's retrieval server: POST /retrieve."""
     import uvicorn
 
-    from serve_apps.http_connection import HttpConnection
+    from serve_apps.http.http_connection import HttpConnection
     from serve_apps.tools.retriever_app import build_retriever
-    from stores.corpus import Corpus
+    from stores.traces.corpus import Corpus
 
     documents = Corpus(uri, embed=_embedding(embed))
     print(f"{len(documents)} documents at http://{host}:{port}/retrieve")
@@ -133,7 +133,7 @@ def retriever(
 
 
 def _embedding(path: str) -> Any:
-    from serve_apps.workflow import load_object
+    from serve_apps.authoring.workflow import load_object
 
     return load_object(path, place="--embed") if path else None
 

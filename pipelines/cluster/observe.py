@@ -12,10 +12,10 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stores.journal import DONE, FAILED, LOCK, StageRow
+from stores.journal.journal import DONE, FAILED, LOCK, StageRow
+from stores.journal.stage_results import Evaluated, Synced, Trained, TrainedTeam, result_of
 from stores.logs import Sparingly, bound
 from stores.metrics import Point, send
-from stores.stage_results import Evaluated, Synced, Trained, TrainedTeam, result_of
 from stores.types import SOUND, Trace
 
 logger = logging.getLogger(__name__)

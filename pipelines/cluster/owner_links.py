@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Iterable, Mapping
 
-from stores.journal import StageRow
+from stores.journal.journal import StageRow
 
 JOB_OWNER = "Ray job "
 

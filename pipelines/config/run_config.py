@@ -17,7 +17,7 @@ from pydantic import ValidationError, model_validator
 from pipelines.config.messages import explain
 from pipelines.config.rules import agents, models, overlap, paths, placement, timeouts, training, whole_team
 from pipelines.config.run_sections import RunSections, merged
-from serve_apps.yaml_text import read_yaml
+from serve_apps.authoring.yaml_text import read_yaml
 from stores.config import refuse_secrets
 from stores.settings import identity
 

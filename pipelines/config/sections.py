@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from serve_apps.config import CallConfig, EpisodeConfig, TelemetryConfig
-from serve_apps.proof_limits import Limits, limits_for
+from serve_apps.policy.proof_limits import Limits, limits_for
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol
 
 from pipelines.config.sections import DottedConfig
-from serve_apps.workflow import load_object
+from serve_apps.authoring.workflow import load_object
 from stores.types import SERVED, Cause, EpisodeRewards, Trace, Turn, TurnReward
 
 CreditKind = Literal["returns", "increments"]

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipelines.credit.rule import Credit, CreditKind, failed_credit, format_penalty, turn_reward
+from stores.traces.world_calls import info_of, is_world_call
 from stores.types import EpisodeStatus, ToolCall, Trace
-from stores.world_calls import info_of, is_world_call
 
 OUTCOMES = ("success", "return")
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from pipelines.episodes.vocabulary import version_that_acted, vocabulary, vocabulary_of
 from pipelines.run.run import Run
 from pipelines.tasks.splits import HELD_OUT, are_one_task
-from serve_apps.acting_team import ActingTeam
-from serve_apps.retrace import NotRetraced, retrace
+from serve_apps.episode.acting_team import ActingTeam
 from serve_apps.workflows.orchestrated import ORCHESTRATOR, Orchestrated
-from stores.allowed_tokens import allowed_tokens
-from stores.traces import TraceStore
+from serve_apps.workflows.retrace import NotRetraced, retrace
+from stores.traces.allowed_tokens import allowed_tokens
+from stores.traces.store import TraceStore
 from stores.types import Purpose, Task, Trace, families
-from stores.weights import WeightStore
+from stores.weights.store import WeightStore
 
 if TYPE_CHECKING:
     from train_loops.config import ChosenTracesConfig

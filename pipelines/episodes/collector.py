@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 
 from pipelines.cluster.observe import episode_points, log_failed
-from serve_apps.acting_team import ActingTeam, via
 from serve_apps.config import CallConfig, TelemetryConfig
+from serve_apps.episode.acting_team import ActingTeam, via
+from serve_apps.episode.runner import run_episode
+from serve_apps.episode.team_spec import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import CountingClient
-from serve_apps.runner import run_episode
-from serve_apps.team_spec import TeamSpec
 from serve_apps.telemetry.export import begin_export, flush_export
 from stores.logs import carried
 from stores.metrics import send
-from stores.traces import TraceStore
+from stores.traces.store import TraceStore
 from stores.types import Cause, Trace
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from serve_apps.policy.draft_tables import WINDOW
 from serve_apps.policy.drafter import HISTORY_TOKENS
 from serve_apps.policy.replicas import UNANSWERED, Broadcast
 from serve_apps.policy.wire import WireCompletion
-from stores.stage_results import Collected
+from stores.journal.stage_results import Collected
 from stores.types import Turn
 
 logger = logging.getLogger(__name__)

@@ -24,11 +24,11 @@ from pipelines.run.scoring import counts_by_cause
 from pipelines.run.stored_runs import stored_run
 from pipelines.tasks.splits import HELD_OUT
 from stores.files import is_uri, local_path
-from stores.run_values import RunValue
-from stores.stage_results import Collected, TracesSource
+from stores.journal.run_values import RunValue
+from stores.journal.stage_results import Collected, TracesSource
 from stores.types import ModelVersionRef, Trace, TracesRef
-from train_loops import mismatch
 from train_loops.config import BASELINE_ALGORITHMS, TrainConfig
+from train_loops.signal import mismatch
 
 OPTION = "--from-traces"
 """The option of `troupe train` that this module is behind, for messages."""

@@ -1,9 +1,9 @@
 """from_service: served episodes that callers gave feedback on -> episodes of an iteration, beside those that it samples.
 
-    stores/served.py ── scored, trainable, recent enough ──> copies in the run's store, one group ── score ──> caller's score
+    stores/traces/served.py ── scored, trainable, recent enough ──> copies in the run's store, one group ── score ──> caller's score
 
 Each is taken once in a run. Other versions than the parent sampled them: the trainer weighs their tokens by importance and
-leaves those of an agent out whose effective sample size is too small (train_loops/mismatch.py). All of an iteration are one
+leaves those of an agent out whose effective sample size is too small (train_loops/signal/mismatch.py). All of an iteration are one
 group, so that group-relative estimators compare answers with a good score with those with a bad one.
 """
 
@@ -17,10 +17,10 @@ from typing import Any
 from pipelines.config.sections import FromServiceConfig
 from pipelines.episodes.chosen_traces import HeldOut
 from pipelines.run.run import Run
-from serve_apps.team_spec import TeamSpec
+from serve_apps.episode.team_spec import TeamSpec
 from stores.files import is_uri, local_path
-from stores.run_values import RunValue
-from stores.served import Feedback, ServedStore
+from stores.journal.run_values import RunValue
+from stores.traces.served import Feedback, ServedStore
 from stores.types import SERVED, ModelVersionRef, Purpose, Trace, episode_id
 
 

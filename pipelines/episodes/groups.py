@@ -22,7 +22,7 @@ from typing import Literal
 import pyarrow as pa
 
 from pipelines.config.sections import BudgetConfig
-from serve_apps.causes import covered
+from serve_apps.episode.causes import covered
 from serve_apps.episode_spec import EpisodeSpec
 
 StoppedBy = Literal["tokens", "seconds", "enough"]

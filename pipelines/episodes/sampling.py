@@ -31,14 +31,14 @@ from pipelines.episodes.pace import Pace, repeats_in_words
 from pipelines.run.run import Run
 from pipelines.run.scoring import Ending, failures_alike, without_ids
 from pipelines.run.serving import app_names, capacities
+from serve_apps.episode.runner import CONTEXT_EXHAUSTED
+from serve_apps.episode.team_spec import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import CallCounts
-from serve_apps.runner import CONTEXT_EXHAUSTED
-from serve_apps.team_spec import TeamSpec
+from stores.journal.waiting import waiting
 from stores.logs import carry
-from stores.traces import TraceStore
+from stores.traces.store import TraceStore
 from stores.types import Cause, Purpose, Task, TracesRef
-from stores.waiting import waiting
 
 logger = logging.getLogger(__name__)
 

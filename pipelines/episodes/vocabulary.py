@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from stores.manifest import whole_model
 from stores.types import ModelVersionRef, Trace
-from stores.weight_cache import fetch
-from stores.weights import WeightStore
+from stores.weights.manifest import whole_model
+from stores.weights.store import WeightStore
+from stores.weights.weight_cache import fetch
 
 NO_IDS = ("truncation", "padding", "version")
 """Entries of a tokenizer.json that change no token id."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from serve_apps.runner import CONTEXT_EXHAUSTED
+from serve_apps.episode.runner import CONTEXT_EXHAUSTED
 from stores.types import EpisodeStatus, FinishReason, Trace
 
 CURES: Mapping[EpisodeStatus, str] = {

@@ -15,10 +15,10 @@ from typing import Literal
 from pipelines.config.figures import FIGURES
 from pipelines.config.sections import GuardsConfig
 from pipelines.evaluation.statistics import Families, Interval, Outcomes, paired_bootstrap, paired_ratio
-from serve_apps.plain_signs import in_plain_signs
-from serve_apps.thinking import after_thinking
+from serve_apps.authoring.thinking import after_thinking
+from serve_apps.tools.plain_signs import in_plain_signs
+from stores.traces.world_calls import num_world_calls, num_world_steps
 from stores.types import Cause, Trace, families
-from stores.world_calls import num_world_calls, num_world_steps
 
 REFUSAL = re.compile(
     r"""\A\W*sorry\b(?!\s+(?:for|about|to)\b) | \bas\s+an\s+ai\b

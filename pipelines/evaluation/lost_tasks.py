@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipelines.run.run import Run
-from stores.explanations import Explanation
-from stores.stage_results import TeamScore
+from stores.journal.stage_results import TeamScore
+from stores.traces.explanations import Explanation
 from stores.types import COUNTED
 
 

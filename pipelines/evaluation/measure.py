@@ -7,7 +7,7 @@ from pipelines.evaluation.control import play_control
 from pipelines.evaluation.played import play_team
 from pipelines.evaluation.teams import Models
 from pipelines.run.run import Run
-from stores.stage_results import Measured
+from stores.journal.stage_results import Measured
 from stores.types import Purpose
 
 

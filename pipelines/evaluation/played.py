@@ -11,7 +11,7 @@ from pipelines.evaluation.teams import Models
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit, counts_by_cause, per_agent
 from pipelines.run.serving import app_names, capacities, serve
-from stores.stage_results import TeamScore
+from stores.journal.stage_results import TeamScore
 from stores.types import EpisodeStatus, Purpose, Task, Trace, families
 
 

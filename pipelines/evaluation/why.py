@@ -1,6 +1,6 @@
 """why: a stored episode -> the turn that decided its outcome, from replays on engines that serve the versions which played it.
 
-    episode ── replays from each turn ──> decisive_turn ──> stores.explanations
+    episode ── replays from each turn ──> decisive_turn ──> stores.traces.explanations
 
 Replays are stored as ad hoc episodes: the same question again plays only what is missing.
 """
@@ -18,10 +18,9 @@ from pipelines.evaluation.teams import Models
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit
 from pipelines.run.serving import app_names, capacities, serve
-from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.replay import Script
-from serve_apps.team_spec import TeamSpec
-from stores.explanations import Explanation, keep_explanation
+from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode_spec import EpisodeSpec, Script
+from stores.traces.explanations import Explanation, keep_explanation
 from stores.types import Purpose, Trace
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from train_loops.plain_text import PARAGRAPH
+from train_loops.engine.plain_text import PARAGRAPH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,7 @@ def ask_model(folder: Path) -> Answers:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    from serve_apps.tokenizer import ChatTokenizer
+    from serve_apps.chat.tokenizer import ChatTokenizer
 
     logging.disable_progress_bar()
     tokenizer = ChatTokenizer(folder)

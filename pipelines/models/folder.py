@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from serve_apps.chat_files import check_chat_files
-from stores.model_folder import check_model_files, knows_all_tensors, vocabulary_rows
+from serve_apps.chat.chat_files import check_chat_files
+from stores.weights.model_folder import check_model_files, knows_all_tensors, vocabulary_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from typing import Any
 from pipelines.config.figures import figure_of
 from pipelines.evaluation.guards import is_refusal
 from pipelines.monitoring.drift import Sketch, sketch
+from stores.traces.world_calls import num_world_calls, num_world_steps
 from stores.types import SOUND, EpisodeRewards, FinishReason, Trace, Turn
-from stores.world_calls import num_world_calls, num_world_steps
 
 NEAR = 0.8
 """Share of common word trigrams from which on two texts are the same."""

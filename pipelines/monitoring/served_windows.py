@@ -1,6 +1,6 @@
 """served_windows: what the champion answered since it was last watched -> windows of it: captured episodes, and the gateway's figures.
 
-    stores/served.py ── of this team version, begun since ──> `service`    gateway's sums ── less those of last time ──> `gateway`
+    stores/traces/served.py ── of this team version, begun since ──> `service`    gateway's sums ── less those of last time ──> `gateway`
 
 Captured episodes show what was said, the gateway's sums every answer. Fewer than `watch.min_episodes` wait for the next time.
 """
@@ -15,10 +15,10 @@ from typing import Any
 from pipelines.monitoring.episode_metrics import Estimate, Window, window_of
 from pipelines.release.gateway_answers import gateway_answers
 from pipelines.run.run import Run
-from serve_apps.gateway.figures import Sums, added, total
+from serve_apps.gateway.traffic.figures import Sums, added, total
 from stores.files import is_uri, local_path
-from stores.run_values import RunValue
-from stores.served import ServedStore
+from stores.journal.run_values import RunValue
+from stores.traces.served import ServedStore
 from stores.types import SERVED, Trace
 
 LATE_S = 3600.0

@@ -20,8 +20,8 @@ from pipelines.monitoring.alarms import CheckedFigure, check_window, num_figures
 from pipelines.monitoring.episode_metrics import Window, window_of
 from pipelines.run.champions import champion_version, history
 from pipelines.run.run import Run
+from stores.journal.run_values import RunValue
 from stores.metrics import send
-from stores.run_values import RunValue
 from stores.types import SERVED
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from pipelines.run.run import Run, plain
 from pipelines.run.serving import serve
 from pipelines.run.watchdog import Watchdog
 from serve_apps.policy.proof import Proof
-from stores.team import Team
+from stores.registry.team import Team
 
 
 def promote_version(run: Run, version: int, *, reason: str, is_rollback: bool = False) -> dict[str, Any]:

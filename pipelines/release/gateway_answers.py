@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipelines.run.run import Run
-from serve_apps.gateway.peer_replicas import Status
 from serve_apps.gateway.routes import gateway_statuses
+from serve_apps.gateway.traffic.peer_replicas import Status
 
 
 def gateway_answers(run: Run) -> list[Status]:

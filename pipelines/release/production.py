@@ -19,12 +19,12 @@ from pipelines.run.kept_weights import STATE_FILE
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import app_names, serve, start
 from serve_apps.gateway.routes import check_settings, gateway_statuses, gateway_teams, route
-from serve_apps.gateway.shared_port import Change
-from serve_apps.gateway.teams import DeployedTeam, TeamRoute, TeamStores
+from serve_apps.gateway.traffic.shared_port import Change
+from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute, TeamStores
 from serve_apps.policy.deployment import set_low_priority
-from stores.journal import Lease
-from stores.team import Team
-from stores.waiting import waiting
+from stores.journal.journal import Lease
+from stores.journal.waiting import waiting
+from stores.registry.team import Team
 
 SETS = ("blue", "green")
 DRAIN_S = 120.0

@@ -23,10 +23,10 @@ from pipelines.release import production
 from pipelines.release.gateway_answers import gateway_answers
 from pipelines.run.champions import hold_promotion, set_champion
 from pipelines.run.run import Run
-from serve_apps.gateway.figures import Since, Sums, by_version, total
-from stores.run_values import RunValue
-from stores.team import Team
-from stores.waiting import waiting
+from serve_apps.gateway.traffic.figures import Since, Sums, by_version, total
+from stores.journal.run_values import RunValue
+from stores.journal.waiting import waiting
+from stores.registry.team import Team
 
 logger = logging.getLogger(__name__)
 

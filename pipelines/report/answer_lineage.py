@@ -13,8 +13,8 @@ from typing import Any
 from pipelines.episodes.from_service import copy_id, has_store, taken_ids
 from pipelines.report.lineage import lineage_of_episode, lineage_of_team, shaped_by_episode
 from pipelines.run.run import Run
-from stores.served import ServedStore
-from stores.stage_results import Collected
+from stores.journal.stage_results import Collected
+from stores.traces.served import ServedStore
 from stores.types import SERVED, Trace
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipelines.report.timeline import Kind, Lane
 from pipelines.report.waits import PAUSE, STAGE
-from stores.stage_results import CHOSEN, PROBABILITY
+from stores.journal.stage_results import CHOSEN, PROBABILITY
 
 Row = Mapping[str, Any]
 EMPTY: Mapping[str, Any] = MappingProxyType({})

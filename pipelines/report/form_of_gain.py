@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.evaluation.form import Judged, is_well_formed, split_gain
 from pipelines.run.run import Run
-from stores.stage_results import Measured
+from stores.journal.stage_results import Measured
 
 
 def form_of_gain(run: Run) -> dict[str, Any] | None:

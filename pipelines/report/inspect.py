@@ -23,15 +23,15 @@ from pipelines.report.foreign_text import ForeignText
 from pipelines.run.run import Run
 from pipelines.run.scoring import rewards_for
 from serve_apps.workflows.alone import PATH as ALONE
-from stores.explanations import find_explanation
-from stores.manifest import REMOVED
-from stores.run_values import RunValue
-from stores.stage_results import Decided
+from stores.journal.run_values import RunValue
+from stores.journal.stage_results import Decided
 from stores.store_faults import UnreadableStore
+from stores.traces.explanations import find_explanation
 from stores.types import EpisodeRewards, Purpose, Trace, Turn
+from stores.weights.manifest import REMOVED
 
 if TYPE_CHECKING:
-    from stores.journal import Journal
+    from stores.journal.journal import Journal
 
 NUM_NEWEST = 200
 """Episodes of a task whose versions are named where none was played by those that were asked for."""
@@ -207,7 +207,7 @@ def export_version(run: Run, model_group: str, version: int, out: Path, *, is_me
     if is_merged:
         if base is None:
             raise ValueError(f"version {version} of {model_group!r} is a whole model, no adapter: drop --merged")
-        from train_loops.adapters import merge_adapter
+        from train_loops.engine.adapters import merge_adapter
 
         run.weights.verify(base)
         return merge_adapter(run.weights.fetch(base), run.weights.fetch(ref), out)

@@ -20,8 +20,8 @@ from pipelines.report.kept_timelines import Timelines
 from pipelines.report.so_far import SoFar
 from pipelines.report.summary import figures_of_iteration
 from pipelines.run.run import Run
-from stores.run_values import RunValue
-from stores.stage_results import Decided
+from stores.journal.run_values import RunValue
+from stores.journal.stage_results import Decided
 
 logger = logging.getLogger(__name__)
 

@@ -35,10 +35,10 @@ from pipelines.report.timeline import (
 from pipelines.report.waits import Account, account
 from pipelines.run.run import Run
 from pipelines.stages.table import STAGES
-from stores.event_times import EPISODE, TOOL_CALL, TURN
-from stores.journal import RUNNING, StageRow
-from stores.run_values import RunValue
-from stores.stage_results import Collected, Decided, Trained, TrainParts
+from stores.journal.journal import RUNNING, StageRow
+from stores.journal.run_values import RunValue
+from stores.journal.stage_results import Collected, Decided, Trained, TrainParts
+from stores.traces.event_times import EPISODE, TOOL_CALL, TURN
 from train_loops.config import TEAM
 
 logger = logging.getLogger(__name__)

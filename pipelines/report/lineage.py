@@ -15,14 +15,14 @@ from pipelines.cluster.owner_links import owner_links
 from pipelines.episodes.from_run import source_of
 from pipelines.episodes.from_service import has_store, taken_ids
 from pipelines.run.run import Run, plain
-from stores.manifest import REMOVED, Manifest
-from stores.served import ServedStore
-from stores.stage_results import Collected, Evaluated, Scored
-from stores.team import Team, TeamVersion
+from stores.journal.stage_results import Collected, Evaluated, Scored
+from stores.registry.team import Team, TeamVersion
+from stores.traces.served import ServedStore
 from stores.types import SERVED, EpisodeRewards, ModelVersionRef, Purpose, Trace
-from train_loops.baselines import sibling_turns
+from stores.weights.manifest import REMOVED, Manifest
 from train_loops.config import BASELINE_ALGORITHMS
-from train_loops.rows import Funnel
+from train_loops.rows.samples import Funnel
+from train_loops.signal.baselines import sibling_turns
 
 
 def lineage_of_team(run: Run, version: int, team: Team) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:
 
 
 def _has_rows(run: Run, trace: Trace, rewards: EpisodeRewards | None, group: str) -> bool:
-    """Whether the trainer of a model group had a row of the episode, by the rules of `train_loops.rows`."""
+    """Whether the trainer of a model group had a row of the episode, by the rules of `train_loops.rows.samples`."""
     settings = run.config.train_config(group)
     turns = _sibling_turns(run, trace) if settings.algorithm in BASELINE_ALGORITHMS else ()
     funnel = Funnel(model_group=group, train_mixed_versions=settings.train_mixed_versions)

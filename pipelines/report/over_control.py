@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.evaluation.statistics import Interval, paired_interval
 from pipelines.run.run import Run
-from stores.stage_results import Measured
+from stores.journal.stage_results import Measured
 
 
 def team_over_control(run: Run, measured: Measured) -> dict[str, Any] | None:

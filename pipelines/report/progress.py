@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from stores.stage_results import Measured
+from stores.journal.stage_results import Measured
 
 LOG_WIDTH = 110
 """Columns where output goes to a file."""

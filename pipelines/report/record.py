@@ -31,11 +31,11 @@ from pipelines.report.summary import run_report, trained_agents
 from pipelines.run.run import Run, plain
 from pipelines.run.scoring import rewards_for
 from pipelines.stages.table import STAGES
-from stores.explanations import newest_explanations
 from stores.files import read_file, write_file
-from stores.journal import DONE
+from stores.journal.journal import DONE
+from stores.journal.run_values import RunValue
 from stores.logs import bound
-from stores.run_values import RunValue
+from stores.traces.explanations import newest_explanations
 from stores.types import Trace
 
 STAGE = RECORD

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipelines.evaluation.lost_tasks import outcomes_by_task
 from pipelines.run.run import Run
 from pipelines.run.scoring import mean
-from stores.stage_results import Evaluated, Measured, TeamScore
+from stores.journal.stage_results import Evaluated, Measured, TeamScore
 
 NUM_CHANGED = 2
 """Tasks that are shown of those that the second team did better, and of those that it did worse."""

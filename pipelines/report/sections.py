@@ -20,7 +20,7 @@ from pipelines.report.timeline_chart import timeline_chart
 from pipelines.report.waits import Account, lane_times, largest_waits
 from pipelines.report.warnings_table import newest_first, warning_lines
 from pipelines.report.watch_table import watch_tables
-from stores.stage_results import CHOSEN
+from stores.journal.stage_results import CHOSEN
 from stores.types import EpisodeRewards, Trace, Turn, TurnReward
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class ReportData:
     comparison: Mapping[str, Any] | None = None
     """The content of compare.json, see `runners.compare`; None where nobody compared the team with one agent."""
     explanations: Sequence[Mapping[str, Any]] = ()
-    """What `troupe why` found about failed episodes, see `stores.explanations`."""
+    """What `troupe why` found about failed episodes, see `stores.traces.explanations`."""
     extremes: Sequence[Mapping[str, Any]] = ()
     """Mappings of the same form that hold the highest and lowest values of lines of which not every iteration is drawn."""
     num_iterations: int | None = None

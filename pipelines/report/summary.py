@@ -19,9 +19,9 @@ from pipelines.run.provenance import git_commit
 from pipelines.run.run import Run
 from pipelines.run.scoring import mean
 from pipelines.stages.table import STAGES
-from stores.journal import StageRow
-from stores.run_values import RunValue
-from stores.stage_results import (
+from stores.journal.journal import StageRow
+from stores.journal.run_values import RunValue
+from stores.journal.stage_results import (
     CHOSEN,
     PROBABILITY,
     AgentFigures,

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.journal import RUNNING
-from stores.stage_results import Trained, TrainParts
+from stores.journal.journal import RUNNING
+from stores.journal.stage_results import Trained, TrainParts
 
 STOPPED = "stopped"
 NUM_PIECES = 240

@@ -12,7 +12,7 @@ import numpy as np
 from pipelines.report.figures import LANE_COLORS, STAGE_COLORS
 from pipelines.report.timeline import Kind, Lane, Span, Timeline, union
 from pipelines.report.waits import WAITING_KINDS
-from stores.stage_results import Scored, Trained
+from stores.journal.stage_results import Scored, Trained
 
 LEFT, RIGHT, WIDTH = 190.0, 980.0, 1180.0
 """Where the time begins and ends, and the width of the whole, in units of the drawing."""

@@ -10,9 +10,9 @@ from typing import Any
 from pipelines.cluster.observe import send_champion
 from pipelines.cluster.owner_links import stage_owner
 from pipelines.run.run import Run, plain
-from stores.journal import Lease
-from stores.registry import CHAMPION, PREVIOUS
-from stores.run_values import RunValue
+from stores.journal.journal import Lease
+from stores.journal.run_values import RunValue
+from stores.registry.registry import CHAMPION, PREVIOUS
 from stores.types import ModelVersionRef
 
 

@@ -13,7 +13,7 @@ from math import prod
 
 from pipelines.run.run import Run
 from stores.cgroup import cpu_quota
-from stores.manifest import read_manifest, whole_model
+from stores.weights.manifest import read_manifest, whole_model
 
 PARAMETERS_PER_THREAD = 20_000_000
 """A model gets at most one thread more than it has this many parameters."""

@@ -17,8 +17,8 @@ from pipelines.run.iterations import unfinished_iterations
 from pipelines.run.kept_weights import checkpoint_files, version_sizes
 from pipelines.run.run import Run
 from stores.files import is_uri, local_path
-from stores.manifest import read_manifest
-from train_loops.state_sizes import checkpoint_bytes, version_bytes
+from stores.weights.manifest import read_manifest
+from train_loops.engine.state_sizes import checkpoint_bytes, version_bytes
 
 KEPT_CHECKPOINTS = 2
 """A trainer keeps those of so many versions: the one before stays until the new one is committed with its version."""

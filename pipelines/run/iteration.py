@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from stores.stage_results import (
+from stores.journal.stage_results import (
     Collected,
     Decided,
     Evaluated,
@@ -25,7 +25,7 @@ from stores.stage_results import (
 from train_loops.config import TEAM
 
 if TYPE_CHECKING:
-    from stores.journal import Journal
+    from stores.journal.journal import Journal
 
 R = TypeVar("R", bound=StageResult)
 
@@ -50,7 +50,7 @@ class Iteration:
 
     def find(self, kind: type[R], model_group: str = "") -> R | None:
         """The result of this kind; None where its stage is not done."""
-        from stores.journal import StageKey
+        from stores.journal.journal import StageKey
 
         ref = self.journal.ref(StageKey(self.run_id, self.number, kind.STAGE, model_group))
         try:

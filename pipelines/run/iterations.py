@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from pipelines.run.run import Run
-from stores.journal import RUNNING
-from stores.run_values import RunValue
-from stores.stage_results import Decided
+from stores.journal.journal import RUNNING
+from stores.journal.run_values import RunValue
+from stores.journal.stage_results import Decided
 
 QUIET_S = 120.0
 """After so long without a stage that runs, whoever began an iteration is taken to have left it."""

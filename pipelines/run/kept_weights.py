@@ -19,9 +19,9 @@ from typing import Any
 from pipelines.run.champions import champion_version, history
 from pipelines.run.run import Run
 from stores.files import FileEntry, list_files, read_file, remove_folder
-from stores.journal import StageRow
-from stores.run_values import RunValue
-from stores.stage_results import Collected, Decided, Trained, TrainedTeam, result_of
+from stores.journal.journal import StageRow
+from stores.journal.run_values import RunValue
+from stores.journal.stage_results import Collected, Decided, Trained, TrainedTeam, result_of
 from stores.store_faults import UnreadableStore
 from stores.types import ModelVersionRef
 from train_loops.config import TEAM

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stores.stage_results import Collected, Decided, Evaluated, Scored, Synced, Trained
+from stores.journal.stage_results import Collected, Decided, Evaluated, Scored, Synced, Trained
 
 
 @dataclass(frozen=True, slots=True, order=True)

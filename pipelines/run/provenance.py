@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.cluster.owner_links import owner_links, stage_owner
 from pipelines.run.run import Run, plain
-from stores.stage_results import Collected, Scored
+from stores.journal.stage_results import Collected, Scored
 from stores.types import ModelVersionRef
 
 

@@ -17,23 +17,23 @@ from pipelines.credit.rule import CreditRule, credit_version, load_credit
 from pipelines.run.iteration import Iteration
 from pipelines.run.order import sampler_of
 from pipelines.tasks.sources import load_tasks
-from serve_apps.agent import Agent
-from serve_apps.team_code import collect_code
-from serve_apps.team_spec import TeamSpec
-from serve_apps.workflow import Workflow, load_carried, load_workflow
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.team_code import collect_code
+from serve_apps.authoring.workflow import Workflow, load_carried, load_workflow
+from serve_apps.episode.team_spec import TeamSpec
 from stores.files import is_uri, local_path
-from stores.manifest import REMOVED
-from stores.run_values import RunValue
-from stores.stage_results import Collected, Decided
+from stores.journal.run_values import RunValue
+from stores.journal.stage_results import Collected, Decided
 from stores.types import ModelVersionRef, Sampling, Task, team_key
+from stores.weights.manifest import REMOVED
 
 if TYPE_CHECKING:
-    from stores.journal import Journal, Lease, StageKey
-    from stores.registry import TeamRegistry
-    from stores.team import Team
-    from stores.traces import TraceStore
-    from stores.tracking import RunTracker
-    from stores.weights import WeightStore
+    from stores.journal.journal import Journal, Lease, StageKey
+    from stores.registry.registry import TeamRegistry
+    from stores.registry.team import Team
+    from stores.registry.tracking import RunTracker
+    from stores.traces.store import TraceStore
+    from stores.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class Run:
     @cached_property
     def journal(self) -> Journal:
         """Which stages are done."""
-        from stores.journal import Journal
-        from stores.sqlite_urls import sqlite_url
+        from stores.journal.journal import Journal
+        from stores.journal.sqlite_urls import sqlite_url
 
         url = self.config.storage.journal or sqlite_url(_join(self.folder, "journal.db"))
         return Journal(url, is_read_only=self.is_read_only)
@@ -78,7 +78,7 @@ class Run:
     @property
     def engines_wait_s(self) -> float:
         """Returns how long somebody else may have the engines, in seconds: an hour, and with `loop.max_lag` as long as the stages may take."""
-        from stores.journal import HOLD_WAIT_S
+        from stores.journal.journal import HOLD_WAIT_S
 
         stages = (self.config.collect, self.config.sync, self.config.evaluate)
         return max(HOLD_WAIT_S, sum(stage.stage_timeout_s for stage in stages) if self.config.loop.max_lag else 0.0)
@@ -86,7 +86,7 @@ class Run:
     @cached_property
     def traces(self) -> TraceStore:
         """Opens the store of episodes and rewards."""
-        from stores.traces import TraceStore
+        from stores.traces.store import TraceStore
 
         return TraceStore(self.traces_uri)
 
@@ -103,7 +103,7 @@ class Run:
     @cached_property
     def weights(self) -> WeightStore:
         """Opens the store of model versions."""
-        from stores.weights import WeightStore
+        from stores.weights.store import WeightStore
 
         return WeightStore(self.weights_uri)
 
@@ -114,7 +114,7 @@ class Run:
 
     @property
     def _mlflow(self) -> tuple[str, str]:
-        from stores.sqlite_urls import sqlite_url
+        from stores.journal.sqlite_urls import sqlite_url
 
         root = _absolute(self.config.storage.root)
         tracking = self.config.storage.mlflow or sqlite_url(_join(root, "mlflow.db"))
@@ -123,14 +123,14 @@ class Run:
     @cached_property
     def registry(self) -> TeamRegistry:
         """Team versions and their aliases."""
-        from stores.registry import TeamRegistry
+        from stores.registry.registry import TeamRegistry
 
         return TeamRegistry(*self._mlflow, is_read_only=self.is_read_only)
 
     @cached_property
     def tracker(self) -> RunTracker:
         """Metrics, artifacts and sampled traces in MLflow."""
-        from stores.tracking import RunTracker
+        from stores.registry.tracking import RunTracker
 
         return RunTracker(*self._mlflow, self.run_id)
 
@@ -298,7 +298,7 @@ class Run:
 
     def key(self, iteration: int, stage: str, model_group: str = "") -> StageKey:
         """The journal's key of a stage."""
-        from stores.journal import StageKey
+        from stores.journal.journal import StageKey
 
         return StageKey(self.run_id, iteration, stage, model_group)
 

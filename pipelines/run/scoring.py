@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from pipelines.credit.rule import score_traces
 from pipelines.run.run import Run
+from serve_apps.episode.runner import TOOL_RAISED, WORKFLOW_RAISED
 from serve_apps.program.conversations import CONVERSATIONS
-from serve_apps.runner import TOOL_RAISED, WORKFLOW_RAISED
-from stores.stage_results import CHOSEN, PROBABILITY, Collected
+from stores.journal.stage_results import CHOSEN, PROBABILITY, Collected
 from stores.types import COUNTED, Cause, EpisodeRewards, FinishReason, Trace, Turn
-from train_loops.rows import Funnel
+from train_loops.rows.samples import Funnel
 
 R = TypeVar("R")
 

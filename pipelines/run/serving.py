@@ -15,12 +15,12 @@ from serve_apps.policy.adapters import AdapterRoom
 from serve_apps.policy.app_list import deployed_apps
 from serve_apps.policy.deployment import PolicyAppSpec, ServedModel, ensure_apps, served_models, sync_apps
 from serve_apps.policy.proof import Proof
+from serve_apps.policy.proof_limits import Limits
 from serve_apps.policy.proving import Target
 from serve_apps.policy.sleeping_apps import wake_apps
-from serve_apps.proof_limits import Limits
 from stores.files import write_file
-from stores.manifest import stored_dtype, whole_model
 from stores.types import ModelVersionRef
+from stores.weights.manifest import stored_dtype, whole_model
 
 
 def app_names(run: Run, kind: str = "rollout") -> dict[str, str]:

@@ -11,13 +11,13 @@ from pipelines.run.run import Run
 from stores.store_faults import UnreadableStore
 
 if TYPE_CHECKING:
-    from stores.journal import Journal, RunRow
+    from stores.journal.journal import Journal, RunRow
 
 
 def journals(root: str) -> list[Journal]:
     """The journals of the runs in a folder, or the one at a URL; they are only read."""
-    from stores.journal import Journal
-    from stores.sqlite_urls import sqlite_url
+    from stores.journal.journal import Journal
+    from stores.journal.sqlite_urls import sqlite_url
 
     if "://" in root:
         return [Journal(root, is_read_only=True)]

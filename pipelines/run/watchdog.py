@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pipelines.cluster.faults import ClusterLost, OutOfMemory, diagnose
 from pipelines.cluster.owner_links import stage_owner
 from pipelines.cluster.stack_dumps import stack_dump_file, write_stack_dumps
+from stores.journal.waiting import Wait, collected
 from stores.logs import bound
-from stores.waiting import Wait, collected
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pipelines.run.run import Run
-    from stores.journal import Lease, StageKey
+    from stores.journal.journal import Lease, StageKey
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pipelines.runners.claim import claimed, reason_to_skip, take
 from pipelines.runners.validate import check_tasks
 from pipelines.stages.promote import register_team
 from pipelines.stages.warmstart import StepProgress, warmstart
-from stores.journal import Lease
-from stores.stage_results import Decided, Measured, WarmStarted
+from stores.journal.journal import Lease
+from stores.journal.stage_results import Decided, Measured, WarmStarted
 from stores.types import ModelVersionRef
 
 

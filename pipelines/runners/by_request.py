@@ -16,8 +16,8 @@ from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
 from pipelines.runners.task_checks import TaskForms
 from pipelines.tasks.sources import digest, load_tasks
-from serve_apps.workflow import load_workflow
-from stores.explanations import Explanation
+from serve_apps.authoring.workflow import load_workflow
+from stores.traces.explanations import Explanation
 from stores.types import Purpose
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration
 from pipelines.run.iterations import QUIET_S, free_iteration, next_iteration, say_at_work
 from pipelines.run.run import Run
-from stores.run_values import RunValue
-from stores.stage_results import Decided, Evaluated, Measured
+from stores.journal.run_values import RunValue
+from stores.journal.stage_results import Decided, Evaluated, Measured
 
 
 def claimed(run: Run, claim: str) -> int | None:

@@ -37,10 +37,10 @@ from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
 from pipelines.runners.local_runner import train_team
 from pipelines.runners.validate import check
-from serve_apps.workflow import load_workflow
+from serve_apps.authoring.workflow import load_workflow
 from serve_apps.workflows.alone import PATH as ALONE
 from stores.files import write_file
-from stores.stage_results import Measured
+from stores.journal.stage_results import Measured
 from stores.types import Purpose
 
 WAYS_OF_MANY: tuple[Way, ...] = ("majority", "likeliest", "any")

@@ -17,7 +17,7 @@ from typing import Any
 from pipelines.run.order import Step, engine_order
 from pipelines.run.run import Run
 from pipelines.run.watchdog import interrupt_thread
-from stores.stage_results import Collected, Decided, Scored, Synced, Trained
+from stores.journal.stage_results import Collected, Decided, Scored, Synced, Trained
 
 POLL_S = 0.5
 """A thread that waits without a timeout cannot be interrupted."""

@@ -35,8 +35,8 @@ from pipelines.runners.begin import make_version_zero, measure_last, measure_tea
 from pipelines.runners.lanes import result_of_all, wait_for_end, walk
 from pipelines.stages.running import run_stage
 from pipelines.stages.table import STAGES
-from stores.run_values import RunValue
-from stores.stage_results import Collected, Measured, Trained
+from stores.journal.run_values import RunValue
+from stores.journal.stage_results import Collected, Measured, Trained
 from stores.types import ModelVersionRef
 
 START_S = 60.0

@@ -27,12 +27,12 @@ from pipelines.cluster.owner_links import stage_owner
 from pipelines.run.kept_weights import checkpoint_files, is_of, maintained_versions, weight_names
 from pipelines.run.run import Run
 from stores.files import list_files, remove_folder
-from stores.journal import DONE, RUNNING, StageKey, StageRow
+from stores.journal.journal import DONE, RUNNING, StageKey, StageRow
+from stores.journal.stage_results import Decided
 from stores.logs import bound
-from stores.stage_results import Decided
-from stores.trace_tables import iteration_of_table
+from stores.traces.trace_tables import iteration_of_table
 from stores.types import Purpose, RewardsRef, TracesRef
-from stores.weight_cache import cache_folder, evict
+from stores.weights.weight_cache import cache_folder, evict
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import psutil
 
 from pipelines.config.run_config import RunConfig
 from stores.cgroup import memory_limit
-from stores.manifest import stored_dtype
-from stores.model_folder import Tensors
+from stores.weights.manifest import stored_dtype
+from stores.weights.model_folder import Tensors
 from train_loops.config import DeepSpeedConfig, TrainConfig
-from train_loops.state_sizes import MOMENTS_BYTES, checkpoint_bytes, version_bytes
+from train_loops.engine.state_sizes import MOMENTS_BYTES, checkpoint_bytes, version_bytes
 
 SIZE_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 ENGINE_GIB, TRAINER_GIB = 1.5, 0.9

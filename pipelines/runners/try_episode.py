@@ -13,12 +13,12 @@ from pathlib import Path
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import load_credit
 from pipelines.tasks.sources import iter_tasks
-from serve_apps.acting_team import AgentCall
+from serve_apps.authoring.contracts import Boxed, Contract, JsonKeys, OneOf, Tags, Thinking
+from serve_apps.authoring.workflow import Workflow, load_object, load_workflow
+from serve_apps.chat.tokenizer import ChatTokenizer, load_tokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.contracts import Boxed, Contract, JsonKeys, OneOf, Tags, Thinking
-from serve_apps.scripted import play_saying
-from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
-from serve_apps.workflow import Workflow, load_object, load_workflow
+from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.scripted import play_saying
 from stores.types import SOUND, Task, Trace
 
 MAX_TEXT = 200
@@ -74,7 +74,7 @@ def _speaker(config: RunConfig, workflow: Workflow) -> Callable[[AgentCall], str
 
 
 def example_of(contract: Contract) -> str:
-    """Returns a short text without a fault in its format, for the contracts of `serve_apps.contracts`; "0" for others."""
+    """Returns a short text without a fault in its format, for the contracts of `serve_apps.authoring.contracts`; "0" for others."""
     match contract:
         case Tags(names=names, choices=choices):
             return "".join(f"<{name}>{choices.get(name, ('0',))[0]}</{name}>" for name in names)

@@ -12,9 +12,9 @@ from typing import Any
 from pipelines.config.run_config import RunConfig, parse_config, with_keys
 from pipelines.run.run import Run
 from pipelines.runners.begin import make_version_zero, register_first_team
-from serve_apps.yaml_text import read_yaml
-from stores.manifest import verify_files
-from stores.team import Team
+from serve_apps.authoring.yaml_text import read_yaml
+from stores.registry.team import Team
+from stores.weights.manifest import verify_files
 
 MAX_CONTEXT = 4096
 """Tokens of prompt and completion, where the model takes as many; `serve.max_model_len` changes it."""

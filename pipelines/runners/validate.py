@@ -19,15 +19,15 @@ from pipelines.runners.model_plan import plan_lines
 from pipelines.runners.task_checks import TaskForms, try_worlds, unread_notes
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS, check_independent
-from serve_apps.agent import ToolFault
-from serve_apps.choices import Choice
+from serve_apps.authoring.agent import ToolFault
+from serve_apps.authoring.choices import Choice
+from serve_apps.authoring.parsers import Parsers
+from serve_apps.authoring.team_code import collect_code
+from serve_apps.authoring.workflow import Workflow, load_carried, load_object, load_workflow
 from serve_apps.config import CPU_HEAD_SIZES
-from serve_apps.parsers import Parsers
-from serve_apps.team_code import collect_code
-from serve_apps.workflow import Workflow, load_carried, load_object, load_workflow
 from serve_apps.workflows.alone import task_input
-from stores.model_folder import Tensors, read_tensors, why_windowed
 from stores.types import Task, families
+from stores.weights.model_folder import Tensors, read_tensors, why_windowed
 from train_loops.config import BASELINE_ALGORITHMS
 
 
@@ -236,8 +236,8 @@ def _check_parsers(config: RunConfig, group: str) -> None:
     parsers = config.serve_config(group).parsers
     if parsers == Parsers():
         return
+    from serve_apps.chat.tokenizer import load_tokenizer
     from serve_apps.openai_api.answer_reader import answer_format
-    from serve_apps.tokenizer import load_tokenizer
 
     try:
         answer_format(load_tokenizer(config.model_groups[group].model), parsers)
@@ -254,7 +254,7 @@ def _check_choices(config: RunConfig, group: str, workflow: Workflow) -> None:
     }
     if not choices:
         return
-    from serve_apps.tokenizer import load_tokenizer
+    from serve_apps.chat.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(config.model_groups[group].model)
     for name, choice in choices.items():

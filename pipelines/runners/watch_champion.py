@@ -27,9 +27,9 @@ from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
 from pipelines.tasks.sources import digest
 from pipelines.tasks.splits import SECTIONS
-from stores.registry import CHAMPION
-from stores.run_values import RunValue
-from stores.team import Team
+from stores.journal.run_values import RunValue
+from stores.registry.registry import CHAMPION
+from stores.registry.team import Team
 from stores.types import Purpose
 
 DEFAULT_SECTIONS = ("test", "sentinel")

@@ -17,7 +17,7 @@ from pipelines.episodes.variants import play_variants
 from pipelines.run.run import Run
 from pipelines.run.serving import serve
 from pipelines.tasks.splits import task_slice
-from stores.stage_results import Collected
+from stores.journal.stage_results import Collected
 from stores.types import Task
 
 

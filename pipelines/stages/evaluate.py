@@ -41,7 +41,7 @@ from pipelines.evaluation.teams import (
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import serve
 from pipelines.tasks.splits import task_slice
-from stores.stage_results import Evaluated, Gain
+from stores.journal.stage_results import Evaluated, Gain
 from stores.types import Purpose, Task, families
 
 NewGroups = tuple[str, ...]

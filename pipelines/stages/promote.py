@@ -15,10 +15,10 @@ from pipelines.run.champions import champion_version, history, hold_promotion, s
 from pipelines.run.kept_weights import drop_unneeded
 from pipelines.run.provenance import git_commit, provenance_of
 from pipelines.run.run import Run
-from stores.journal import Lease
-from stores.registry import CANDIDATE
-from stores.stage_results import Decided, Evaluated
-from stores.team import Team
+from stores.journal.journal import Lease
+from stores.journal.stage_results import Decided, Evaluated
+from stores.registry.registry import CANDIDATE
+from stores.registry.team import Team
 from stores.types import ModelVersionRef
 
 VERDICTS = {"promoted": "promote", "sent_back": "reject", "undecided": "inconclusive"}

@@ -17,8 +17,8 @@ from pipelines.run.champions import champion_version
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
 from pipelines.stages.table import Stage, StageCall, stage_named
-from stores.journal import Lease
-from stores.stage_results import StageResult
+from stores.journal.journal import Lease
+from stores.journal.stage_results import StageResult
 
 if TYPE_CHECKING:
     from pipelines.episodes.sampling import Progress

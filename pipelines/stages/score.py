@@ -24,7 +24,7 @@ from pipelines.run.scoring import (
     per_agent,
     refuse_hopeless,
 )
-from stores.stage_results import Collected, Scored
+from stores.journal.stage_results import Collected, Scored
 from stores.types import COUNTED, Trace
 
 

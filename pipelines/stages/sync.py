@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import serve
-from stores.journal import Lease
-from stores.stage_results import Synced
+from stores.journal.journal import Lease
+from stores.journal.stage_results import Synced
 
 
 def sync(run: Run, iteration: int, lease: Lease) -> Synced:

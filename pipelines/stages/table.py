@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stores.stage_results import (
+from stores.journal.stage_results import (
     Collected,
     Decided,
     Evaluated,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipelines.config.run_config import RunConfig
     from pipelines.episodes.sampling import Progress
     from pipelines.run.run import Run
-    from stores.journal import Lease
+    from stores.journal.journal import Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class TeamModel(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Reads the manifest; nothing heavy is loaded before the first prediction."""
-        from stores.team import Team
+        from stores.registry.team import Team
 
         self._team = Team.from_json(Path(context.artifacts["team"]).read_text())
         self._local: Any = None
@@ -69,10 +69,10 @@ class TeamModel(PythonModel):
         }
 
     async def _play(self, tasks: list[tuple[str, int]]) -> list[dict[str, Any]]:
-        from serve_apps.acting_team import via
+        from serve_apps.episode.acting_team import via
+        from serve_apps.episode.runner import run_episode
         from serve_apps.episode_spec import EpisodeSpec
         from serve_apps.policy.local_policy import LocalPolicy
-        from serve_apps.runner import run_episode
         from stores.types import Purpose, Task
 
         if self._local is None:

@@ -18,13 +18,13 @@ from pipelines.episodes.from_run import source_of, train_config
 from pipelines.run.cpu_threads import trainer_threads
 from pipelines.run.run import Run, plain
 from pipelines.run.shared_pool import gpus_for_training
+from stores.journal.run_values import RunValue
+from stores.journal.stage_results import Trained, TrainedLearner, TrainedTeam
 from stores.logs import carry
-from stores.run_values import RunValue
-from stores.stage_results import Trained, TrainedLearner, TrainedTeam
 from stores.types import ModelVersionRef, RewardsRef, TracesRef
 from train_loops.config import TEAM, TrainConfig
-from train_loops.team.happo import update_order
-from train_loops.trainer_handle import TrainerHandle, TrainJobError, attach
+from train_loops.signal.happo import update_order
+from train_loops.worker.trainer_handle import TrainerHandle, TrainJobError, attach
 
 logger = logging.getLogger(__name__)
 

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.episodes.chosen_traces import choose_traces, under_orchestrator
 from pipelines.run.run import Run
-from serve_apps.acting_team import ActingTeam
+from serve_apps.authoring.workflow import load_object
+from serve_apps.chat.tokenizer import READY, PromptSettings
+from serve_apps.episode.acting_team import ActingTeam
+from serve_apps.episode.team_spec import TeamSpec
 from serve_apps.openai_api.tool_calls import OPEN
-from serve_apps.team_spec import TeamSpec
-from serve_apps.tokenizer import READY, PromptSettings
-from serve_apps.workflow import load_object
 from stores.files import is_uri, local_path, open_filesystem
-from stores.stage_results import WarmStarted
+from stores.journal.stage_results import WarmStarted
 from stores.types import Trace, team_key
 
 if TYPE_CHECKING:
-    from serve_apps.demonstrate import ToolAnswers
+    from serve_apps.episode.demonstrate import ToolAnswers
     from train_loops.config import WarmstartConfig
 
 StepProgress = Callable[[int, int, float], None]
@@ -41,8 +41,8 @@ def warmstart(run: Run, *, progress: StepProgress | None = None) -> WarmStarted:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from transformers.utils import logging
 
-    from train_loops.adapters import adopt_adapter
-    from train_loops.warmstart import adopt
+    from train_loops.engine.adapters import adopt_adapter
+    from train_loops.engine.warmstart import adopt
 
     logging.disable_progress_bar()
 
@@ -130,7 +130,7 @@ def _tiny(
 
     A base that groups share learns from their agents only.
     """
-    from train_loops.tiny_model import build_model, build_tokenizer, save_folder
+    from train_loops.engine.tiny_model import build_model, build_tokenizer, save_folder
 
     spy = _TextSpy()
     answers: ToolAnswers = {}
@@ -166,7 +166,7 @@ def _learn(
     tokenizer: Any,
     progress: StepProgress | None,
 ) -> tuple[Path, dict[str, float]]:
-    from train_loops.warmstart import warmstart as learn
+    from train_loops.engine.warmstart import warmstart as learn
 
     metrics = learn(
         pairs,
@@ -188,7 +188,7 @@ def _demonstrations(
     answers: ToolAnswers | None = None,
 ) -> list[Trace]:
     """Traces from the demonstrator, tokenized by the models in `folders`; with `spy` only their texts are collected."""
-    from serve_apps.demonstrate import demonstrate
+    from serve_apps.episode.demonstrate import demonstrate
 
     count = settings.num_demonstrations
     if spy is not None:

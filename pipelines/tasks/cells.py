@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from serve_apps import long_json
+from serve_apps.chat import long_json
 
 MAX_PLACES = 20
 """Numbers with more places before or after the point are written with an exponent."""

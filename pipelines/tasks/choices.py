@@ -18,7 +18,7 @@ from string import ascii_lowercase, ascii_uppercase
 from typing import Any, NamedTuple
 
 from pipelines.tasks.cells import data_of, written
-from serve_apps.reference_fields import KEY_FIELDS
+from serve_apps.tools.reference_fields import KEY_FIELDS
 from serve_apps.tools.text_match import normalize
 
 LIST_FIELDS = ("choices", "options")

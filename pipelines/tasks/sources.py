@@ -16,7 +16,7 @@ from pipelines.config.sections import TaskSourceConfig
 from pipelines.tasks.splits import comparable, part_of, settings_of
 from pipelines.tasks.task_fields import read_task
 from pipelines.tasks.task_files import read_rows
-from serve_apps.workflow import load_object
+from serve_apps.authoring.workflow import load_object
 from stores.types import FAMILY, Task, families
 
 Check = Callable[[Task, str], None]

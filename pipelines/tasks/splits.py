@@ -10,7 +10,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import Any, TypeVar
 
-from serve_apps.reference_fields import public_task
+from serve_apps.tools.reference_fields import public_task
 from stores.types import Task
 
 T = TypeVar("T")

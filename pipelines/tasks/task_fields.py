@@ -1,7 +1,7 @@
 """task_fields: a row of a data set -> a task: math, question answering, code, or a repository to repair.
 
 The field names are those of verl's Parquet layout, Search-R1, Dr. MAS, TACO, DeepCoder and LiveCodeBench; those of answers and
-tests are in `serve_apps/reference_fields.py`. A row with tests is a code task: its tests go into `metadata["tests"]` in their
+tests are in `serve_apps/tools/reference_fields.py`. A row with tests is a code task: its tests go into `metadata["tests"]` in their
 own shape, with the function name and the checker of the row.
 """
 
@@ -21,10 +21,10 @@ from pipelines.tasks.cells import data_of, is_finite, look_up, written
 from pipelines.tasks.choices import LIST_FIELDS, choice_columns, find_choices
 from pipelines.tasks.repository_rows import REPOSITORY_FIELDS, is_repository, repository_task
 from pipelines.tasks.splits import BOOKKEEPING, settings_of
-from serve_apps import long_json
-from serve_apps.boxed import last_boxed
-from serve_apps.reference_fields import ANSWER_FIELDS, KEY_FIELDS, SPLIT_TEST_FIELDS, TEST_FIELDS, TRUTH_FIELDS
+from serve_apps.authoring.boxed import last_boxed
+from serve_apps.chat import long_json
 from serve_apps.tools.code_tests import CHECKER, CHECKER_CODE, FN_NAME
+from serve_apps.tools.reference_fields import ANSWER_FIELDS, KEY_FIELDS, SPLIT_TEST_FIELDS, TEST_FIELDS, TRUTH_FIELDS
 from stores.types import FAMILY, Task
 
 PROMPT_FIELDS = (

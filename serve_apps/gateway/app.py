@@ -22,13 +22,13 @@ import ray
 from ray import serve
 
 from serve_apps.config import GatewayPortConfig
-from serve_apps.gateway.episodes import GatewayEpisodes
-from serve_apps.gateway.http_api import build_api
-from serve_apps.gateway.http_server import DRAIN_S, make_server
-from serve_apps.gateway.peer_replicas import ServePeers
-from serve_apps.gateway.service import Service
-from serve_apps.gateway.shadowing import ServePlayer
-from serve_apps.gateway.teams import TeamRoute, build_teams, parse_teams
+from serve_apps.gateway.calls.episodes import GatewayEpisodes
+from serve_apps.gateway.http.http_api import build_api
+from serve_apps.gateway.http.http_server import DRAIN_S, make_server
+from serve_apps.gateway.traffic.peer_replicas import ServePeers
+from serve_apps.gateway.traffic.service import Service
+from serve_apps.gateway.traffic.shadowing import ServePlayer
+from serve_apps.gateway.traffic.teams import TeamRoute, build_teams, parse_teams
 from serve_apps.policy.app_list import new_entry
 from serve_apps.telemetry.export import begin_export, end_export
 from stores.logs import bound, configure

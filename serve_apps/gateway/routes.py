@@ -13,14 +13,14 @@ from ray import serve
 
 from serve_apps.config import GatewayConfig, GatewayPortConfig, GatewayTeamConfig
 from serve_apps.gateway.app import app_name, gateway_entry, shadows_name, user_config
-from serve_apps.gateway.shadows_app import shadows_entry
-from serve_apps.gateway.shared_port import Change, settled
-from serve_apps.gateway.teams import TeamRoute, parse_teams
+from serve_apps.gateway.shadow.shadows_app import shadows_entry
+from serve_apps.gateway.traffic.shared_port import Change, settled
+from serve_apps.gateway.traffic.teams import TeamRoute, parse_teams
 from serve_apps.policy.app_list import Apps, deployed_apps, open_list, with_user_config
 from serve_apps.policy.app_list import change as change_list
 from serve_apps.policy.replicas import statuses_of
 from stores.files import local_path
-from stores.waiting import waiting
+from stores.journal.waiting import waiting
 
 logger = logging.getLogger(__name__)
 

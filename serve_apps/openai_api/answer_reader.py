@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from serve_apps.authoring.parsers import Parsers
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.thoughts import ThoughtMarks, ThoughtReader, marks_of_parser, thought_marks
 from serve_apps.openai_api.tool_formats import OfferedTools, ToolFormat, format_of_parser, tool_format
-from serve_apps.parsers import Parsers
-from serve_apps.tokenizer import ChatTokenizer
 
 REASONING_KEYS = ("reasoning", "reasoning_content")
 """The keys of thoughts in a message: vLLM's own one, and the one that most clients read."""

@@ -1,7 +1,7 @@
 """constraints: what a request says its answer must look like -> the text of `Sampling.constraint`.
 
 The text is JSON: an argument of vLLM's `StructuredOutputsParams`, and `end_ids`, the tokens that may follow when the form is
-complete. The trainer makes the masks of such a turn again from it (`train_loops/masks.py`).
+complete. The trainer makes the masks of such a turn again from it (`train_loops/rows/masks.py`).
 
 tool_choice required, named      a call in the model's own format, by vLLM's structural tag of that format
 response_format, structured_outputs                                                  vLLM's own argument
@@ -17,6 +17,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from serve_apps.authoring.parsers import Parsers
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.openai_api.answer_reader import AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest, NamedTool
 from serve_apps.openai_api.forms import form_process
@@ -24,8 +26,6 @@ from serve_apps.openai_api.protocol import ApiError
 from serve_apps.openai_api.sampling_fields import SamplingFields
 from serve_apps.openai_api.thoughts import ThoughtReader, Thoughts
 from serve_apps.openai_api.tool_formats import OfferedTools, load_parsers
-from serve_apps.parsers import Parsers
-from serve_apps.tokenizer import ChatTokenizer
 
 Format = dict[str, Any]
 """A format of xgrammar's structural tags."""

@@ -19,14 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from serve_apps.authoring.parsers import Parsers
+from serve_apps.chat.tokenizer import load_tokenizer
 from serve_apps.openai_api.answer_reader import answer_format
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.constraints import constraint_of, constraint_text
 from serve_apps.openai_api.protocol import MAX_ECHO, ApiError
 from serve_apps.openai_api.thoughts import ThoughtReader
 from serve_apps.openai_api.tool_formats import OfferedTools
-from serve_apps.parsers import Parsers
-from serve_apps.tokenizer import load_tokenizer
 
 TRIAL_CPU_S = 2
 TRIAL_S = 20.0

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from serve_apps import thinking
-from serve_apps.text_stream import overlap
-from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.authoring import thinking
+from serve_apps.chat.text_stream import overlap
+from serve_apps.chat.tokenizer import ChatTokenizer
 
 Thoughts = Literal["none", "possible", "begun"]
 """Whether a completion has thoughts: it cannot, it may begin with them, or the prompt has begun them."""

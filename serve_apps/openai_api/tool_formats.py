@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from serve_apps.chat.text_stream import overlap
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.openai_api.tool_calls import OPEN, CalledTool, message_of, parse_tool_calls, said_parts
-from serve_apps.text_stream import overlap
-from serve_apps.tokenizer import ChatTokenizer
 
 MAX_CHARACTERS = 65_536
 """Longer completions are no calls: the time of some parsers grows with the square of the length."""

@@ -17,9 +17,9 @@ from typing import Any
 
 from serve_apps.policy.serving_state import Route, ServingState
 from serve_apps.policy.weights_extension import check_tensors, load_tensors
-from stores.manifest import read_manifest, verify_folder
 from stores.types import ModelVersionRef
-from stores.weight_cache import fetch
+from stores.weights.manifest import read_manifest, verify_folder
+from stores.weights.weight_cache import fetch
 
 logger = logging.getLogger(__name__)
 

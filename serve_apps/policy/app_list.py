@@ -15,9 +15,9 @@ from typing import Any
 import ray
 
 from stores.files import is_uri, local_path, read_file, write_file
+from stores.journal.waiting import waiting
 from stores.placement import ON_HEAD
 from stores.proxies import ask_directly
-from stores.waiting import waiting
 
 NAMESPACE = "troupe"
 ACTOR_NAME = "app_list"

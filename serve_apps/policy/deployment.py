@@ -22,10 +22,10 @@ from serve_apps.policy.priority import LOW_PRIORITY
 from serve_apps.policy.proof import Proof, SyncError, SyncTimeoutError
 from serve_apps.policy.proving import Target, prove_apps, serves, versions_of
 from serve_apps.policy.replicas import Broadcast, statuses_if_up
-from stores.manifest import read_manifest
+from stores.journal.waiting import waiting
 from stores.types import ModelVersionRef
-from stores.waiting import waiting
-from stores.weights import WeightStore
+from stores.weights.manifest import read_manifest
+from stores.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
 

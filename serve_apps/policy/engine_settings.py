@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from serve_apps.chat.end_tokens import configured_end_ids
+from serve_apps.chat.tokenizer import load_tokenizer
 from serve_apps.config import ServeConfig
-from serve_apps.end_tokens import configured_end_ids
 from serve_apps.policy.adapters import AdapterRoom, adapter_arguments
-from serve_apps.tokenizer import load_tokenizer
-from stores.model_folder import num_known_rows
+from stores.weights.model_folder import num_known_rows
 
 CPU_BLOCK_SIZE = 32
 """Tokens per block of the KV cache on a CPU: vLLM's own default there is 128, under which no short prompt is ever cached."""

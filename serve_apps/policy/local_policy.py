@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from serve_apps.policy.engine_settings import stop_token_ids
-from stores.allowed_tokens import allowed_tokens
-from stores.manifest import read_manifest, whole_model
-from stores.model_folder import num_known_rows
+from stores.traces.allowed_tokens import allowed_tokens
 from stores.types import Completion, FinishReason, GenerateRequest, ModelVersionRef
-from stores.weight_cache import fetch
+from stores.weights.manifest import read_manifest, whole_model
+from stores.weights.model_folder import num_known_rows
+from stores.weights.weight_cache import fetch
 
 
 class LocalPolicy:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
-from stores.model_folder import num_known_rows
+from stores.weights.model_folder import num_known_rows
 
 if TYPE_CHECKING:
     import torch

@@ -34,9 +34,9 @@ from serve_apps.policy.priority import LOW_PRIORITY, has_low_priority, set_proce
 from serve_apps.policy.served_weights import ServedWeights
 from serve_apps.policy.wire import WireCompletion, WireDelta, WireProgress, WireRequest, WireResult
 from stores.logs import bound, configure
-from stores.model_folder import vocabulary_rows
 from stores.types import ModelVersionRef
-from stores.weight_cache import fetch
+from stores.weights.model_folder import vocabulary_rows
+from stores.weights.weight_cache import fetch
 
 logger = logging.getLogger(__name__)
 

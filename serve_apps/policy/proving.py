@@ -9,12 +9,12 @@ from typing import Any
 
 from serve_apps.policy.app_list import deployed_apps, num_replicas
 from serve_apps.policy.proof import Proof, SyncError, SyncTimeoutError, Verdict, judge, telling
+from serve_apps.policy.proof_limits import FLOAT32, Limits
 from serve_apps.policy.replicas import REPLICA_TIMEOUT_S, Broadcast
-from serve_apps.proof_limits import FLOAT32, Limits
-from stores.manifest import Probe
+from stores.journal.waiting import waiting
 from stores.types import ModelVersionRef
-from stores.waiting import waiting
-from stores.weights import WeightStore
+from stores.weights.manifest import Probe
+from stores.weights.store import WeightStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

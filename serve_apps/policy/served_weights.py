@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from serve_apps.policy.serving_state import Route, ServingState
-from stores.manifest import read_manifest, verify_folder
 from stores.types import ModelVersionRef
-from stores.weight_cache import fetch
+from stores.weights.manifest import read_manifest, verify_folder
+from stores.weights.weight_cache import fetch
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 from serve_apps.policy.app_list import Apps, change, num_replicas, open_list, with_user_config
 from serve_apps.policy.engine_sleep import ASLEEP_UNTIL, CANNOT_WAKE
 from serve_apps.policy.replicas import statuses_if_up
-from stores.waiting import waiting
+from stores.journal.waiting import waiting
 
 POLL_S = 0.1
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serve_apps.policy.wire import WireCompletion
-from stores.model_folder import num_known_rows
+from stores.weights.model_folder import num_known_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

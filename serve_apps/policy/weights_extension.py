@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serve_apps.policy.speculation_extension import SpeculationExtension
-from stores.manifest import read_safetensors_header
+from stores.weights.manifest import read_safetensors_header
 
 if TYPE_CHECKING:
     import torch

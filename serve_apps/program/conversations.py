@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from serve_apps.tokenizer import READY, ChatTokenizer, PromptSettings
+from serve_apps.chat.tokenizer import READY, ChatTokenizer, PromptSettings
 
 CONVERSATIONS = "conversations"
 """The key of every agent's `Conversations.counts` in the metadata of an episode's outcome."""

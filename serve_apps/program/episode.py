@@ -18,8 +18,12 @@ from typing import Any
 
 from pydantic import Field
 
-from serve_apps.contracts import Parsed
-from serve_apps.long_texts import worked_on
+from serve_apps.authoring.contracts import Parsed
+from serve_apps.authoring.workflow import SCORE, Outcome
+from serve_apps.chat.long_texts import worked_on
+from serve_apps.chat.tokenizer import PromptSettings
+from serve_apps.episode.recorder import Prompt, Recorder
+from serve_apps.episode.runner import CONTEXT_EXHAUSTED
 from serve_apps.openai_api.answer_reader import AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.constraints import prepared_constraint
@@ -29,10 +33,6 @@ from serve_apps.openai_api.template_refusals import refusals_of_template
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.program.answers import answer_body
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
-from serve_apps.recorder import Prompt, Recorder
-from serve_apps.runner import CONTEXT_EXHAUSTED
-from serve_apps.tokenizer import PromptSettings
-from serve_apps.workflow import SCORE, Outcome
 from stores.types import Turn
 
 TURN_LIMIT = "turn_limit"

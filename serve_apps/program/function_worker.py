@@ -10,7 +10,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from serve_apps.workflow import load_object
+from serve_apps.authoring.workflow import load_object
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import uvicorn
 from fastapi import FastAPI, Request
 
-from serve_apps.http_connection import HttpConnection
+from serve_apps.http.http_connection import HttpConnection
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import add_errors
 from serve_apps.openai_api.protocol import ApiError

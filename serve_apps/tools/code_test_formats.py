@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from json import JSONDecodeError
 from typing import Any, NamedTuple
 
-from serve_apps import long_json
+from serve_apps.chat import long_json
 
 NESTED = ("tests", "test_cases", "input_output")
 PUBLIC = ("public_tests", "public_test_cases")

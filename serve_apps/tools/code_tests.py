@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from serve_apps import long_json
+from serve_apps.chat import long_json
 from serve_apps.tools.checkers import OUTPUT_CHECKERS, is_right_value
 from serve_apps.tools.code_test_formats import enclosing_objects, first_value, opened, read_pairs
 from stores.syntax_trees import parse_python

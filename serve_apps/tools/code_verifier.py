@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from serve_apps.thinking import after_thinking
+from serve_apps.authoring.thinking import after_thinking
 from serve_apps.tools.checkers import OUTPUT_CHECKERS, is_right_value
 from serve_apps.tools.code_tests import Case, CodeTests
 from serve_apps.tools.sandbox import MAX_TIMEOUTS, Call, CaseRun, Program, Sandbox, SandboxUnavailable

@@ -26,9 +26,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from serve_apps.boxed import last_boxed
-from serve_apps.plain_signs import in_plain_signs
-from serve_apps.thinking import after_thinking
+from serve_apps.authoring.boxed import last_boxed
+from serve_apps.authoring.thinking import after_thinking
+from serve_apps.tools.plain_signs import in_plain_signs
 
 MAX_ANSWER_CHARS = 1000
 """The largest number of characters: a longer answer is not correct, unless it equals the reference."""

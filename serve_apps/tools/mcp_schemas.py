@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from serve_apps.agent import ToolError, ToolFault
+from serve_apps.authoring.agent import ToolError, ToolFault
 from serve_apps.tools.mcp_server import McpServer
 
 if TYPE_CHECKING:

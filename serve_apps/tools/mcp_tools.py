@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from serve_apps.agent import Tool, ToolError, ToolFault
+from serve_apps.authoring.agent import Tool, ToolError, ToolFault
 from serve_apps.tools.mcp_server import McpServer
 from serve_apps.tools.mcp_session import Session, session_of
 from stores.types import Cause

@@ -20,10 +20,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from serve_apps.agent import Tool
+from serve_apps.authoring.agent import Tool
+from serve_apps.authoring.workflow import load_object
 from serve_apps.tools.retriever import EmbeddedRetriever, HttpRetriever, Retriever, as_information
-from serve_apps.workflow import load_object
-from stores.corpus import INDEX, Corpus, build_corpus
+from stores.traces.corpus import INDEX, Corpus, build_corpus
 
 MAX_DOCUMENT_CHARS = 2000
 

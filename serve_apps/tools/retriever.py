@@ -17,9 +17,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from serve_apps.agent import ToolError, ToolFault, count_attempt
-from stores.corpus import Corpus, Document, with_title
+from serve_apps.authoring.agent import ToolError, ToolFault, count_attempt
 from stores.proxies import direct_mounts
+from stores.traces.corpus import Corpus, Document, with_title
 
 Request = Literal["queries", "query", "questions"]
 """The form of a request: Search-R1's batch, Dr. MAS' single query, UnityMAS-O's pool."""

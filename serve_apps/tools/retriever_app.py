@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from stores.corpus import Corpus, Document
+from stores.traces.corpus import Corpus, Document
 
 
 class Search(BaseModel):

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from unicodedata import category
 
-from serve_apps.plain_signs import in_plain_signs
-from serve_apps.thinking import after_thinking
+from serve_apps.authoring.thinking import after_thinking
+from serve_apps.tools.plain_signs import in_plain_signs
 
 _ARTICLES = re.compile(r"\b(an|the)\b")
 _A = re.compile(r"(?<!\w[^\w\s])\ba(?=\s+[^\w\s]*(?:\d|\w[^\w\s]?\w))", re.IGNORECASE)

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from serve_apps.agent import Agent
-from serve_apps.workflow import Outcome, Workflow, load_workflow
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.workflow import Outcome, Workflow, load_workflow
 from stores.types import Task
 
 PATH = "serve_apps.workflows.alone:Alone"

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Literal
 
-from serve_apps.agent import Agent, Reply, TracedText
-from serve_apps.boxed import last_boxes
-from serve_apps.contracts import Tags
-from serve_apps.workflow import Outcome, Workflow, together
+from serve_apps.authoring.agent import Agent, Reply, TracedText
+from serve_apps.authoring.boxed import last_boxes
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.workflow import Outcome, Workflow, together
 from stores.types import Task
 
 HIDDEN = "[answer hidden]"

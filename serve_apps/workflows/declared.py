@@ -1,4 +1,4 @@
-"""declared: a graph from YAML (`serve_apps/graph.py`) -> a workflow. Every model or choice node is an agent of its name.
+"""declared: a graph from YAML (`serve_apps/authoring/graph.py`) -> a workflow. Every model or choice node is an agent of its name.
 
 start nodes -> ready nodes, all at once -> their values open edges -> ... -> an end node, or max_steps
 """
@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from serve_apps.agent import Agent, Tool, ToolError, traced
-from serve_apps.causes import CallTimeout
-from serve_apps.choices import OFFERED
-from serve_apps.expressions import look_up
-from serve_apps.graph import STOP, Graph, load_graph
-from serve_apps.graph_spec import NodeSpec
-from serve_apps.templates import FIELD, as_prompt, as_text, fields_of, fill, input_name
+from serve_apps.authoring.agent import Agent, Tool, ToolError, traced
+from serve_apps.authoring.choices import OFFERED
+from serve_apps.authoring.expressions import look_up
+from serve_apps.authoring.graph import STOP, Graph, load_graph
+from serve_apps.authoring.graph_spec import NodeSpec
+from serve_apps.authoring.templates import FIELD, as_prompt, as_text, fields_of, fill, input_name
+from serve_apps.authoring.workflow import Outcome, Workflow, load_object, together
+from serve_apps.episode.causes import CallTimeout
 from serve_apps.tools.mcp_tools import mcp_tool
 from serve_apps.tools.retrieval import retriever_tool
-from serve_apps.workflow import Outcome, Workflow, load_object, together
 from stores.types import Task
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from serve_apps.agent import Agent, TracedText
-from serve_apps.contracts import Tags, Thinking
+from serve_apps.authoring.agent import Agent, TracedText
+from serve_apps.authoring.contracts import Tags, Thinking
+from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.tools.retrieval import retriever_tool
-from serve_apps.workflow import Outcome, Workflow
 from stores.types import Task
 
 ENOUGH, MORE = "yes", "no"

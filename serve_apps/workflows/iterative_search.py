@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from serve_apps.agent import Agent, TracedText
-from serve_apps.contracts import OneOf, Parsed, Tags
+from serve_apps.authoring.agent import Agent, TracedText
+from serve_apps.authoring.contracts import OneOf, Parsed, Tags
+from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.tools.retrieval import retriever_tool
-from serve_apps.workflow import Outcome, Workflow
 from stores.types import Task
 
 NO_EVIDENCE = "No useful information"

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from serve_apps.agent import Agent, Reply, TracedText, origins_of, traced
-from serve_apps.choices import OFFERED, Choice
-from serve_apps.templates import FIELD, as_text, fill
-from serve_apps.workflow import Outcome, Workflow, load_workflow, together
+from serve_apps.authoring.agent import Agent, Reply, TracedText, origins_of, traced
+from serve_apps.authoring.choices import OFFERED, Choice
+from serve_apps.authoring.templates import FIELD, as_text, fill
+from serve_apps.authoring.workflow import Outcome, Workflow, load_workflow, together
 from serve_apps.workflows.steps import MESSAGE, QUESTION, STOP, StepSpec, check_names, read_steps
 from stores.types import Task
 

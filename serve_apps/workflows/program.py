@@ -26,17 +26,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from serve_apps.agent import Agent, AuthorError
-from serve_apps.contracts import Raw
+from serve_apps.authoring.agent import Agent, AuthorError
+from serve_apps.authoring.contracts import Raw
+from serve_apps.authoring.team_code import own_folders
+from serve_apps.authoring.workflow import Outcome, Workflow, load_object
 from serve_apps.policy.client import ContextExhausted
 from serve_apps.program.container import Container
 from serve_apps.program.episode import ProgramEpisode
 from serve_apps.program.process import Ended, ProgramError, run_process
 from serve_apps.program.server import SOCKET, EpisodeServer, episode_server
 from serve_apps.program.workers import Workers, workers_of_loop
-from serve_apps.reference_fields import public_task
-from serve_apps.team_code import own_folders
-from serve_apps.workflow import Outcome, Workflow, load_object
+from serve_apps.tools.reference_fields import public_task
 from stores.proxies import direct_hosts
 from stores.types import Task
 

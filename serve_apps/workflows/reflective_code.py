@@ -10,15 +10,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from serve_apps.agent import Agent, Tool, ToolFault, TracedText
+from serve_apps.authoring.agent import Agent, Tool, ToolFault, TracedText
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.prompt_budget import shorten
+from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.config import SandboxConfig
-from serve_apps.contracts import Tags
-from serve_apps.prompt_budget import shorten
 from serve_apps.tools.code_test_formats import is_plain
 from serve_apps.tools.code_tests import CodeTests, expand_batched, foreign_modules, read_tests
 from serve_apps.tools.code_verifier import NOT_JUDGED, CodeVerifier, Judgement, extract_code, time_limit
 from serve_apps.tools.sandbox import Sandbox
-from serve_apps.workflow import Outcome, Workflow
 from stores.types import Task
 
 MAX_HISTORY_CHARS, MAX_EXAMPLE_CHARS = 12_000, 3_000

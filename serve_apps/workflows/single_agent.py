@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_apps.agent import Agent, TracedText
-from serve_apps.contracts import OneOf
+from serve_apps.authoring.agent import Agent, TracedText
+from serve_apps.authoring.contracts import OneOf
+from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.tools.retrieval import retriever_tool
-from serve_apps.workflow import Outcome, Workflow
 from stores.types import Task
 
 

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serve_apps.agent import Agent, Tool
-from serve_apps.templates import fields_of
+from serve_apps.authoring.agent import Agent, Tool
+from serve_apps.authoring.templates import fields_of
 
 STOP, MESSAGE, QUESTION = "stop", "message", "question"
 """The option that is always there, and the names on the board of a message to a step and of the task."""

@@ -18,8 +18,8 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from serve_apps.agent import AuthorError, ToolFault, ToolRaised
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.agent import AuthorError, ToolFault, ToolRaised
+from serve_apps.authoring.environment import Environment
 from stores.types import Cause
 
 FULL = "CAPACITY_REACHED"

@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from serve_apps.agent import AuthorError, ToolFault, ToolRaised
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.agent import AuthorError, ToolFault, ToolRaised
+from serve_apps.authoring.environment import Environment
 from serve_apps.worlds.seen import checked
 from serve_apps.worlds.world import session_of
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from serve_apps.agent import AuthorError, TracedText
-from serve_apps.worlds.environment import Environment
-from stores.world_calls import UNRECORDED
+from serve_apps.authoring.agent import AuthorError, TracedText
+from serve_apps.authoring.environment import Environment
+from stores.traces.world_calls import UNRECORDED
 
 COMPARED = ("text", "reward", "is_done", "anchor")
 """What must be equal where a world is played again. `info` may hold times and paths."""

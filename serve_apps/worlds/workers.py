@@ -28,10 +28,10 @@ from typing import Any
 
 import psutil
 
-from serve_apps.agent import AuthorError, ToolFault, ToolRaised
+from serve_apps.authoring.agent import AuthorError, ToolFault, ToolRaised
+from serve_apps.authoring.environment import Environment
 from serve_apps.episode_clock import EpisodeClock, current_clock
 from serve_apps.process_log import ProcessLog
-from serve_apps.worlds.environment import Environment
 from stores.types import Cause
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from serve_apps.agent import AuthorError, TracedText
+from serve_apps.authoring.agent import AuthorError, TracedText
+from serve_apps.authoring.environment import Environment
 from serve_apps.episode_clock import EpisodeClock
-from serve_apps.worlds.environment import Environment
 from serve_apps.worlds.seen import Seen, checked
 from serve_apps.worlds.workers import workers_of
 from stores.types import FAMILY

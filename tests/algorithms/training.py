@@ -20,7 +20,7 @@ from pipelines.run.serving import serve
 from pipelines.runners.begin import make_version_zero, measure_team
 from pipelines.runners.local_runner import train_all
 from pipelines.stages.running import run_stage
-from stores.stage_results import Scored
+from stores.journal.stage_results import Scored
 from stores.types import Purpose, Trace
 from tests.algorithms.rows import Comparison
 from tests.algorithms.spending import spending

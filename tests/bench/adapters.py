@@ -16,7 +16,7 @@ from serve_apps.policy.deployment import PolicyAppSpec, ensure_apps, sync_apps
 from serve_apps.policy.proving import Target
 from serve_apps.policy.serve_client import ServeClient
 from stores.types import GenerateRequest, ModelVersionRef, Sampling
-from stores.weights import WeightStore
+from stores.weights.store import WeightStore
 from tests.bench.figures import Figure, ratio
 from tests.bench.setting import build_100m
 from tests.serve_apps.deployed_apps import replica_statuses
@@ -128,8 +128,8 @@ def _whole_versions(store: WeightStore, folder: Path, scratch: Path) -> list[Mod
     import torch
 
     from train_loops.config import DeepSpeedConfig
-    from train_loops.engine import load_model
-    from train_loops.warmstart import adopt, make_probe, probe_sequences
+    from train_loops.engine.deepspeed_engine import load_model
+    from train_loops.engine.warmstart import adopt, make_probe, probe_sequences
 
     model = load_model(folder, DeepSpeedConfig()).eval()
     sequences = probe_sequences(folder, length=64)
@@ -158,10 +158,10 @@ def _adapter_versions(
     import torch
     from safetensors.torch import load_file, save_file
 
-    from train_loops.adapters import ADAPTER_WEIGHTS, load_adapted, make_adapter
     from train_loops.config import DeepSpeedConfig
-    from train_loops.engine import load_model
-    from train_loops.warmstart import make_probe
+    from train_loops.engine.adapters import ADAPTER_WEIGHTS, load_adapted, make_adapter
+    from train_loops.engine.deepspeed_engine import load_model
+    from train_loops.engine.warmstart import make_probe
 
     refs = []
     for version in (0, 1):

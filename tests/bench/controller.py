@@ -52,7 +52,7 @@ def measure(folder: Path) -> list[Figure]:
 
 def played_by(folder: Path, model: Path, *, count: int, in_flight: int, num_episodes: int) -> list[dict[str, Any]]:
     """Has `count` controllers play side by side, each as many episodes, into one store; returns what each of them measured."""
-    from stores.traces import TraceStore
+    from stores.traces.store import TraceStore
 
     store = folder / "traces"
     TraceStore(str(store)).create()
@@ -73,7 +73,7 @@ def tokenizer_folder(folder: Path) -> Path:
     from serve_apps.workflows.math_chain import MathChain
     from tests.bench.simulated_controller import SAID
     from train_loops.config import TinyModelConfig
-    from train_loops.tiny_model import build_model, build_tokenizer, save_folder
+    from train_loops.engine.tiny_model import build_model, build_tokenizer, save_folder
 
     tokenizer = build_tokenizer([*MathChain().prompts.values(), *SAID, "user\nassistant\n"], vocab_size=512)
     return save_folder(build_model(TinyModelConfig(), tokenizer, seed=0), tokenizer, folder)

@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 
 from serve_apps.config import EpisodeConfig, ServeConfig
-from serve_apps.gateway.teams import DeployedTeam
+from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.gateway.traffic.teams import DeployedTeam
 from serve_apps.policy.deployment import PolicyAppSpec
-from serve_apps.team_spec import TeamSpec
 from serve_apps.workflows.math_chain import MathChain
-from stores.manifest import Probe
 from stores.types import ModelVersionRef, Sampling
-from stores.weights import WeightStore
+from stores.weights.manifest import Probe
+from stores.weights.store import WeightStore
 
 CLIENTS = 16
 MAX_TOKENS = 24
@@ -130,7 +130,7 @@ def deployed_team(
 def build_tiny(folder: Path, *, seed: int = 0) -> Path:
     """An untrained model of less than a million parameters that knows the math chain's words."""
     from train_loops.config import TinyModelConfig
-    from train_loops.tiny_model import build_model, build_tokenizer, save_folder
+    from train_loops.engine.tiny_model import build_model, build_tokenizer, save_folder
 
     texts: Sequence[Any] = [*MathChain().prompts.values(), "user\nassistant\n12+3*45-6/7=890"]
     tokenizer = build_tokenizer(texts, vocab_size=600)

@@ -25,10 +25,10 @@ from pipelines.report.kept_summaries import RECORD, Summaries
 from pipelines.report.record import record, write_reports
 from pipelines.run.run import Run
 from stores.files import list_files
-from stores.journal import DONE, STAGES
-from stores.rows import episode_table, reward_table
-from stores.stage_results import StageResult
-from stores.trace_tables import TraceTables
+from stores.journal.journal import DONE, STAGES
+from stores.journal.stage_results import StageResult
+from stores.traces.rows import episode_table, reward_table
+from stores.traces.trace_tables import TraceTables
 from stores.types import EpisodeRewards, Purpose, RewardsRef, Trace, TracesRef, episode_id
 from tests.bench import trace_store
 from tests.bench.figures import Figure

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from tests.bench.figures import Figure, ratio
-from train_loops.batching import collate, lay, plan
 from train_loops.config import RowsConfig, TinyModelConfig
-from train_loops.logprobs import PolicyScorer, completion_logprobs
-from train_loops.merging import chains_of, row_savings, unique_token_share
-from train_loops.rows import Sample
-from train_loops.sharing import neighbours
-from train_loops.tiny_model import build_model, build_tokenizer
+from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
+from train_loops.engine.tiny_model import build_model, build_tokenizer
+from train_loops.rows.batching import collate, lay, plan
+from train_loops.rows.merging import chains_of, row_savings, unique_token_share
+from train_loops.rows.samples import Sample
+from train_loops.rows.sharing import neighbours
 
 LEAST = 1.5
 SHAPE = TinyModelConfig(max_position=2048)

@@ -22,7 +22,7 @@ from pipelines.config.run_config import load_config
 from pipelines.report.progress import Screen
 from pipelines.run.run import Run
 from pipelines.runners.local_runner import train_team
-from stores.stage_results import Collected, Decided, Trained
+from stores.journal.stage_results import Collected, Decided, Trained
 from tests.bench.figures import Figure
 from tests.bench.setting import ROOT
 

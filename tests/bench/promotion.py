@@ -23,7 +23,7 @@ from pipelines.report.progress import Screen
 from pipelines.run.run import Run
 from pipelines.runners.local_runner import train_team
 from pipelines.stages.evaluate import evaluate
-from stores.team import Team
+from stores.registry.team import Team
 from stores.types import ModelVersionRef
 from tests.bad_teams import DEGRADED, asked_all_the_time, degraded
 from tests.bench.figures import Figure

@@ -46,7 +46,7 @@ def build_100m(folder: Path) -> Path:
 
     from serve_apps.workflows.math_chain import MathChain
     from train_loops.config import TinyModelConfig
-    from train_loops.tiny_model import CHAT_TEMPLATE, END, PAD, build_model, build_tokenizer, save_folder
+    from train_loops.engine.tiny_model import CHAT_TEMPLATE, END, PAD, build_model, build_tokenizer, save_folder
 
     small = build_tokenizer([*MathChain().prompts.values(), "user\nassistant\n12+3*45-6/7=890"], vocab_size=600)
     data = json.loads(small.backend_tokenizer.to_str())

@@ -21,13 +21,13 @@ from pipelines.config.run_config import load_config
 from pipelines.episodes.collector import Collector
 from pipelines.examples.arithmetic.tasks import generate
 from pipelines.run.run import Run
+from serve_apps.chat.tokenizer import load_tokenizer
 from serve_apps.config import CallConfig
+from serve_apps.episode.team_spec import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import CallCounts, CountingClient
-from serve_apps.team_spec import TeamSpec
-from serve_apps.tokenizer import load_tokenizer
 from stores.logs import carry
-from stores.traces import TraceStore
+from stores.traces.store import TraceStore
 from stores.types import Completion, FinishReason, GenerateRequest, Purpose
 from tests.bench.peer import MARK
 from tests.bench.setting import DEMO

@@ -10,8 +10,8 @@ from typing import TypeVar
 import numpy as np
 import pyarrow.parquet as pq
 
-from stores.rows import episode_table, traces_of
-from stores.traces import TraceStore
+from stores.traces.rows import episode_table, traces_of
+from stores.traces.store import TraceStore
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 from tests.bench.figures import Figure, ratio
 

@@ -20,9 +20,9 @@ import numpy as np
 from pipelines.cluster.connect import connect
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway.routes import route
-from serve_apps.gateway.teams import DeployedTeam, TeamRoute
+from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute
 from serve_apps.policy.deployment import ensure_apps, set_low_priority
-from stores.weights import WeightStore
+from stores.weights.store import WeightStore
 from tests.bench.figures import Figure
 from tests.bench.gateway_load import (
     CLIENTS,

@@ -24,8 +24,8 @@ from pipelines.run.run import Run
 from pipelines.runners.begin import make_version_zero
 from pipelines.stages.running import run_stage
 from pipelines.stages.train import trainer_of
-from serve_apps.demonstrate import demonstrate
-from stores.stage_results import Collected
+from serve_apps.episode.demonstrate import demonstrate
+from stores.journal.stage_results import Collected
 from stores.types import Purpose
 from tests.bench.figures import Figure, ratio
 from tests.bench.peer import Peer
@@ -194,9 +194,9 @@ def _demonstrate(run: Run, iteration: int, num_episodes: int) -> None:
 
 def _write_rows(run: Run, iteration: int) -> Path:
     """The iteration's training rows and the trainer's cuts, for a loop that knows nothing of Troupe."""
-    from train_loops.batching import plan
-    from train_loops.learner import read_rows
-    from train_loops.merging import chains_of
+    from train_loops.rows.batching import plan
+    from train_loops.rows.merging import chains_of
+    from train_loops.worker.learner import read_rows
 
     done = run.iteration(iteration)
     config = run.config.train_config(GROUP)

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from serve_apps.agent import Agent, Tool
-from serve_apps.contracts import Tags
-from serve_apps.workflow import Outcome, Workflow
+from serve_apps.authoring.agent import Agent, Tool
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.workflow import Outcome, Workflow
 from stores.types import Purpose, Task
 
 SHARE_RIGHT, SHARE_MALFORMED = 0.35, 0.3

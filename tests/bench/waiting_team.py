@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from serve_apps.agent import Tool
-from serve_apps.workflow import Outcome
+from serve_apps.authoring.agent import Tool
+from serve_apps.authoring.workflow import Outcome
 from serve_apps.workflows.math_chain import MathChain
 from stores.types import Task
 

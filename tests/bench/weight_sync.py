@@ -72,7 +72,7 @@ def _next_version(run: Run, parent: ModelVersionRef, scratch: Path) -> ModelVers
     import torch
     from transformers import AutoModelForCausalLM
 
-    from train_loops.warmstart import make_probe
+    from train_loops.engine.warmstart import make_probe
 
     folder = run.weights.fetch(parent)
     out = scratch / f"{parent.model_group}-{parent.version + 1}"

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from pipelines.examples.household.world import House
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.environment import Environment
 from serve_apps.worlds.workers import WorldWorkers
 from tests.bench.figures import Figure
 

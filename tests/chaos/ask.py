@@ -17,7 +17,7 @@ from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names, serve
 from pipelines.stages.train import make_train_job
-from stores.stage_results import Collected, Scored
+from stores.journal.stage_results import Collected, Scored
 from stores.types import ModelVersionRef
 from tests.chaos.scene import CONFIG, ON_ONE_NODE
 
@@ -37,7 +37,7 @@ def served(run: Run) -> dict[str, list[int]]:
 
 def replay(run: Run) -> dict[int, float]:
     """By iteration, for the model group `team`."""
-    from train_loops.trainer_handle import attach
+    from train_loops.worker.trainer_handle import attach
 
     folder = Path(run.config.storage.root) / "replay"
     shutil.rmtree(folder, ignore_errors=True)

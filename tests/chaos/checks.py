@@ -13,8 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from pipelines.run.run import Run
-from stores.journal import DONE, StageRow
-from stores.stage_results import Collected
+from stores.journal.journal import DONE, StageRow
+from stores.journal.stage_results import Collected
 from stores.types import Trace
 
 LIMIT = 100_000

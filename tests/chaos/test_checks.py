@@ -15,11 +15,11 @@ from stage_records import collected, finish, trained
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
-from stores import journal
-from stores.manifest import Probe
-from stores.stage_results import Trained
-from stores.trace_tables import table_name
+from stores.journal import journal
+from stores.journal.stage_results import Trained
+from stores.traces.trace_tables import table_name
 from stores.types import Purpose
+from stores.weights.manifest import Probe
 from tests.chaos import checks
 from tests.chaos.report import Cell, Report
 from tests.chaos.scene import CONFIG

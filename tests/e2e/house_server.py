@@ -10,7 +10,7 @@ import sys
 
 from pipelines.examples.household.workflow import Household
 from pipelines.examples.household.world import House
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.environment import Environment
 from tests.serve_apps.worlds.openenv_server import serving
 
 NUM_PLACES = 64

@@ -14,7 +14,7 @@ from typing import Any
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.run.run import Run
 from stores.files import is_uri, read_file
-from stores.journal import StageRow
+from stores.journal.journal import StageRow
 from tests.chaos import victims
 
 CONFIG = Path(__file__).parent / "small.yaml"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from pipelines.credit.rule import Credit, turn_reward
-from serve_apps.agent import Agent
-from serve_apps.workflow import Outcome, Workflow
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.workflow import Outcome, Workflow
 from stores.types import Trace
 
 

@@ -13,11 +13,11 @@ from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from stores.types import RewardsRef, Trace, TracesRef
 from tests.e2e.local_runs import COMMAND, DEADLINE_S, report_of
-from train_loops.batching import collate
 from train_loops.config import DeepSpeedConfig
-from train_loops.engine import load_policy
-from train_loops.masks import with_masks
-from train_loops.rows import Sample, samples_of
+from train_loops.engine.deepspeed_engine import load_policy
+from train_loops.rows.batching import collate
+from train_loops.rows.masks import with_masks
+from train_loops.rows.samples import Sample, samples_of
 
 pytestmark = pytest.mark.nightly
 

@@ -22,7 +22,7 @@ from pipelines.report.record import record
 from pipelines.run.kept_weights import checkpoint_files, version_of_checkpoint
 from pipelines.run.run import Run
 from pipelines.stages.table import STAGES
-from stores import journal
+from stores.journal import journal
 from stores.types import Purpose, TracesRef
 from tests.e2e.local_runs import (
     COMMAND,

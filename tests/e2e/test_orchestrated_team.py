@@ -14,16 +14,16 @@ import pytest
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
-from stores.allowed_tokens import allowed_tokens
-from stores.explanations import find_explanation
-from stores.stage_results import Scored
+from stores.journal.stage_results import Scored
+from stores.traces.allowed_tokens import allowed_tokens
+from stores.traces.explanations import find_explanation
 from stores.types import Purpose, Trace, Turn
 from tests.e2e.local_runs import COMMAND, DEADLINE_S, report_of, troupe
-from train_loops.batching import collate
 from train_loops.config import DeepSpeedConfig
-from train_loops.engine import load_policy
-from train_loops.masks import with_masks
-from train_loops.rows import samples_of
+from train_loops.engine.deepspeed_engine import load_policy
+from train_loops.rows.batching import collate
+from train_loops.rows.masks import with_masks
+from train_loops.rows.samples import samples_of
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 

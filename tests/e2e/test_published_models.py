@@ -14,7 +14,7 @@ import yaml
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
-from stores.manifest import stored_dtype
+from stores.weights.manifest import stored_dtype
 from tests.e2e.local_runs import finish, report_of
 from tests.published_shapes import write_shape
 

@@ -10,7 +10,7 @@ from local_runs import CONFIG, finish, start
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
-from train_loops.team.signal import LOG_RATIOS_FILE, SIGNAL_FILE
+from train_loops.signal.team_signal import LOG_RATIOS_FILE, SIGNAL_FILE
 
 pytestmark = pytest.mark.nightly
 

@@ -17,7 +17,7 @@ from pipelines.run.serving import start
 from pipelines.runners.begin import make_version_zero, register_first_team
 from pipelines.runners.local_runner import train_all
 from pipelines.stages.running import run_stage
-from stores.stage_results import Collected, Synced, Trained
+from stores.journal.stage_results import Collected, Synced, Trained
 from tests.bench.setting import build_100m, open_run
 from tests.gpu_check.memory import watched
 from tests.gpu_check.parts import Part, changes_of

@@ -21,9 +21,9 @@ import yaml
 from servers import S3, Postgres, free_port
 
 from stores.files import list_files, write_file
-from stores.registry import CHAMPION, TeamRegistry
-from stores.team import Team
-from stores.tracking import RunTracker
+from stores.registry.registry import CHAMPION, TeamRegistry
+from stores.registry.team import Team
+from stores.registry.tracking import RunTracker
 from stores.types import ModelVersionRef
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ class Target:
 TARGETS = (
     Target(
         name="losses",
-        sources=("train_loops/losses.py", "train_loops/kl.py"),
+        sources=("train_loops/signal/losses.py", "train_loops/signal/kl.py"),
         tests=("tests/train_loops/test_losses.py", "tests/train_loops/test_loss_cuts.py"),
     ),
     Target(
@@ -34,13 +34,13 @@ TARGETS = (
     ),
     Target(
         name="rows",
-        sources=("train_loops/rows.py", "train_loops/baselines.py"),
+        sources=("train_loops/rows/samples.py", "train_loops/signal/baselines.py"),
         tests=("tests/train_loops/test_rows.py", "tests/train_loops/test_baselines.py"),
     ),
-    Target(name="mismatch", sources=("train_loops/mismatch.py",), tests=("tests/train_loops/test_mismatch.py",)),
+    Target(name="mismatch", sources=("train_loops/signal/mismatch.py",), tests=("tests/train_loops/test_mismatch.py",)),
     Target(
         name="batching",
-        sources=("train_loops/batching.py",),
+        sources=("train_loops/rows/batching.py",),
         tests=("tests/train_loops/test_batching.py", "tests/train_loops/test_merging.py"),
     ),
     Target(
@@ -51,14 +51,14 @@ TARGETS = (
     Target(name="credit", sources=("pipelines/credit/*.py",), tests=("tests/pipelines/credit",)),
     Target(
         name="journal",
-        sources=("stores/journal.py",),
+        sources=("stores/journal/journal.py",),
         tests=("tests/stores/test_journal.py",),
         tier="test",
         chosen=SLOW_OF_JOURNAL,
     ),
     Target(
         name="traces",
-        sources=("stores/traces.py", "stores/trace_*.py"),
+        sources=("stores/traces/store.py", "stores/traces/trace_*.py"),
         tests=(
             "tests/stores/test_traces.py",
             "tests/stores/test_trace_tables.py",

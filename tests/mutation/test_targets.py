@@ -24,11 +24,11 @@ def test_the_modules_and_tests_of_a_target_are_there(target: Target) -> None:
 
 def test_mutmut_reads_its_settings(tmp_path: Path) -> None:
     path = tmp_path / "setup.cfg"
-    path.write_text(_settings(TARGETS[0], ["train_loops/losses.py", "train_loops/kl.py"]))
+    path.write_text(_settings(TARGETS[0], ["train_loops/signal/losses.py", "train_loops/signal/kl.py"]))
     parser = ConfigParser()
     parser.read(path)
     assert parser.get("mutmut", "process_isolation") == "forkserver"
-    assert parser.get("mutmut", "only_mutate").split() == ["train_loops/losses.py", "train_loops/kl.py"]
+    assert parser.get("mutmut", "only_mutate").split() == ["train_loops/signal/losses.py", "train_loops/signal/kl.py"]
     assert parser.get("mutmut", "do_not_mutate_patterns").count("\n") == 5
 
 
@@ -37,5 +37,5 @@ def test_a_row_counts_what_was_noticed_of_what_was_tried() -> None:
 
     counts = Counter({"killed": 7, "timeout": 1, "survived": 1, "no tests": 1, "not checked": 5, "skipped": 3})
     assert _row("m", counts) == "| `m` | 10 | 8 | 1 | 1 | 5 | 80.0% |"
-    assert _module_of("stores.journal.xǁJournalǁ_take__mutmut_3") == "stores.journal"
-    assert _module_of("train_loops.losses.x_gspo__mutmut_12") == "train_loops.losses"
+    assert _module_of("stores.journal.journal.xǁJournalǁ_take__mutmut_3") == "stores.journal.journal"
+    assert _module_of("train_loops.signal.losses.x_gspo__mutmut_12") == "train_loops.signal.losses"

@@ -8,10 +8,10 @@ from typing import Any
 
 from ray import serve
 
-from serve_apps.agent import Agent
-from serve_apps.contracts import Tags
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.policy.wire import WireRequest, WireResult
-from serve_apps.workflow import Outcome, Workflow
 from stores.types import Task
 
 NUM_TOKENS = 5

@@ -14,11 +14,10 @@ from typing import Any
 import uvicorn
 from gateway_scene import Scene, deployed_team
 
-from serve_apps.gateway.teams import DeployedTeam, TeamRoute, TeamStores
-from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
-from stores.manifest import Probe
-from stores.shown_advantages import write_advantages
-from stores.traces import TraceStore
+from serve_apps.chat.tokenizer import ChatTokenizer, load_tokenizer
+from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute, TeamStores
+from stores.traces.shown_advantages import write_advantages
+from stores.traces.store import TraceStore
 from stores.types import (
     EpisodeRewards,
     EpisodeStatus,
@@ -32,7 +31,8 @@ from stores.types import (
     TurnReward,
     episode_id,
 )
-from stores.weights import WeightStore
+from stores.weights.manifest import Probe
+from stores.weights.store import WeightStore
 
 GROUP_OF = {"solver": "worker", "refiner": "worker", "verifier": "judge", "finalizer": "judge"}
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pair import Pair
 
-from serve_apps.agent import Tool
+from serve_apps.authoring.agent import Tool
 
 
 async def double(number: str) -> str:

@@ -11,16 +11,16 @@ from typing import Any
 import httpx
 import openai
 
+from serve_apps.chat.tokenizer import ChatTokenizer, load_tokenizer
 from serve_apps.config import EpisodeConfig, GatewayConfig
-from serve_apps.gateway.episodes import GatewayEpisodes
-from serve_apps.gateway.http_api import build_api
-from serve_apps.gateway.peer_replicas import PeerReplicas
-from serve_apps.gateway.policy_stream import Delta, SampleRequest
-from serve_apps.gateway.service import Service
-from serve_apps.gateway.shadow_player import ShadowPlayer
-from serve_apps.gateway.teams import DeployedTeam, Production, TeamRoute
-from serve_apps.team_spec import TeamSpec
-from serve_apps.tokenizer import ChatTokenizer, load_tokenizer
+from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.gateway.calls.episodes import GatewayEpisodes
+from serve_apps.gateway.http.http_api import build_api
+from serve_apps.gateway.shadow.shadow_player import ShadowPlayer
+from serve_apps.gateway.traffic.peer_replicas import PeerReplicas
+from serve_apps.gateway.traffic.service import Service
+from serve_apps.gateway.traffic.teams import DeployedTeam, Production, TeamRoute
+from serve_apps.policy.policy_stream import Delta, SampleRequest
 from stores.types import Completion, FinishReason, GenerateRequest, Sampling
 
 

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from serve_apps.acting_team import ActingTeam, AgentCall
+from serve_apps.authoring.workflow import Workflow
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.replay import Script
-from serve_apps.runner import run_episode
-from serve_apps.tokenizer import ChatTokenizer
-from serve_apps.workflow import Workflow
+from serve_apps.episode.acting_team import ActingTeam, AgentCall
+from serve_apps.episode.runner import run_episode
+from serve_apps.episode_spec import EpisodeSpec, Script
 from stores.types import Completion, FinishReason, Purpose, Sampling, Task, Trace
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from one_group import play
 
-from serve_apps.acting_team import AgentCall
-from serve_apps.agent import Agent
-from serve_apps.choices import LABELS, Choice
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.choices import LABELS, Choice
+from serve_apps.authoring.contracts import Thinking
+from serve_apps.authoring.workflow import Outcome, Workflow
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.contracts import Thinking
-from serve_apps.replay import Script
-from serve_apps.scripted import play_scripted
-from serve_apps.tokenizer import ChatTokenizer
-from serve_apps.workflow import Outcome, Workflow
-from stores.rows import episode_table, traces_of
+from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.scripted import play_scripted
+from serve_apps.episode_spec import Script
+from stores.traces.rows import episode_table, traces_of
 from stores.types import Cause, EpisodeStatus, FinishReason, Task, Trace
 
 pytestmark = pytest.mark.fast

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from serve_apps.contracts import Boxed, JsonKeys, OneOf, Raw, Tags, Thinking
+from serve_apps.authoring.contracts import Boxed, JsonKeys, OneOf, Raw, Tags, Thinking
 
 pytestmark = pytest.mark.fast
 

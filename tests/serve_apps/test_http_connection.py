@@ -14,8 +14,8 @@ import uvicorn
 from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import StreamingResponse
 
-from serve_apps.gateway.connections import ConnectionLimits, LimitedConnection
-from serve_apps.http_connection import HttpConnection
+from serve_apps.gateway.http.connections import ConnectionLimits, LimitedConnection
+from serve_apps.http.http_connection import HttpConnection
 from serve_apps.program.server import EpisodeServer
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]

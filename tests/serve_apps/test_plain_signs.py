@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_apps.plain_signs import in_plain_signs
+from serve_apps.tools.plain_signs import in_plain_signs
 
 pytestmark = pytest.mark.fast
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from serve_apps.agent import Agent
-from serve_apps.prompt_budget import MARK, fit_prompt, shorten
-from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.prompt_budget import MARK, fit_prompt, shorten
+from serve_apps.chat.tokenizer import ChatTokenizer
 
 pytestmark = pytest.mark.fast
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.tasks.task_fields import read_task
-from serve_apps.reference_fields import (
+from serve_apps.tools.reference_fields import (
     ANSWER_FIELDS,
     KEY_FIELDS,
     SPLIT_TEST_FIELDS,

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 from one_group import team_in_one_group
 
-from serve_apps.acting_team import AgentCall
-from serve_apps.agent import Agent, Tool, ToolFault
+from serve_apps.authoring.agent import Agent, Tool, ToolFault
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.workflow import Outcome, Workflow, together
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.contracts import Tags
-from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.replay import Script
-from serve_apps.runner import run_episode
-from serve_apps.tokenizer import ChatTokenizer
-from serve_apps.workflow import Outcome, Workflow, together
+from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.runner import run_episode
+from serve_apps.episode_spec import EpisodeSpec, Script
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.fast

@@ -13,16 +13,16 @@ from one_group import team_in_one_group
 from pair import Pair
 from waits import until
 
-from serve_apps.acting_team import AgentCall
-from serve_apps.agent import Agent, Tool, ToolError, count_attempt
+from serve_apps.authoring.agent import Agent, Tool, ToolError, count_attempt
+from serve_apps.authoring.workflow import Outcome, Workflow, together
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
+from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.runner import run_episode
+from serve_apps.episode.scripted import play_saying
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError
-from serve_apps.runner import run_episode
-from serve_apps.scripted import play_saying
-from serve_apps.tokenizer import ChatTokenizer
-from serve_apps.workflow import Outcome, Workflow, together
-from stores.rows import episode_table, traces_of
+from stores.traces.rows import episode_table, traces_of
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.fast

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from serve_apps.agent import Agent
-from serve_apps.contracts import Tags
-from serve_apps.scripted import play_scripted
-from serve_apps.workflow import Outcome, Workflow
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.workflow import Outcome, Workflow
+from serve_apps.episode.scripted import play_scripted
 from stores.types import EpisodeStatus, Task
 
 pytestmark = pytest.mark.fast

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from serve_apps.scripted import play_scripted
-from serve_apps.team_code import MAX_BYTES, collect_code, import_module, in_use, own_folders
-from serve_apps.workflow import Workflow, load_carried, load_object
+from serve_apps.authoring.team_code import MAX_BYTES, collect_code, import_module, in_use, own_folders
+from serve_apps.authoring.workflow import Workflow, load_carried, load_object
+from serve_apps.episode.scripted import play_scripted
 from serve_apps.workflows.program import Program
 from stores.types import Task
 
@@ -211,7 +211,7 @@ def test_a_file_that_hides_a_module_which_is_loaded_already_stays_out(folder: Pa
 def test_what_was_changed_or_swept_in_the_folder_for_copies_is_written_again(folder: Path, tmp_path: Path) -> None:
     code = team_files(" as it was registered")
     program = (
-        "import json, sys; from serve_apps.team_code import import_module, in_use\n"
+        "import json, sys; from serve_apps.authoring.team_code import import_module, in_use\n"
         "with in_use(json.loads(sys.argv[1])): print(import_module('later').ending())"
     )
     for damage in (lambda file: None, lambda file: file.write_text("raise OSError"), Path.unlink):

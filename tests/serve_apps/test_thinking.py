@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from serve_apps.contracts import OneOf, Tags, Thinking
-from serve_apps.thinking import after_thinking
+from serve_apps.authoring.contracts import OneOf, Tags, Thinking
+from serve_apps.authoring.thinking import after_thinking
 from serve_apps.tools.math_answer import is_correct
 
 pytestmark = pytest.mark.fast

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from serve_apps.chat.tokenizer import ChatTokenizer
+from serve_apps.episode.scripted import ByteTokenizer
 from serve_apps.openai_api.chat_request import Message
 from serve_apps.openai_api.tool_calls import parse_tool_calls
 from serve_apps.openai_api.tool_formats import HERMES, LLAMA3_JSON, MISTRAL, QWEN3_CODER, OfferedTools, tool_format
-from serve_apps.scripted import ByteTokenizer
-from serve_apps.tokenizer import ChatTokenizer
 from tests.small_tokenizers import FAMILIES, QWEN, build
 
 pytestmark = pytest.mark.fast
@@ -230,8 +230,8 @@ def test_ids_and_missing_content_reach_the_template() -> None:
 def test_calls_of_hermes_are_read_without_vllm(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tests.small_tokenizers import build; "
-        "from serve_apps.tokenizer import ChatTokenizer; from serve_apps.openai_api.tool_formats import HERMES, OfferedTools; "
-        "from serve_apps.gateway import chat_reply; from serve_apps.program import episode; "
+        "from serve_apps.chat.tokenizer import ChatTokenizer; from serve_apps.openai_api.tool_formats import HERMES, OfferedTools; "
+        "from serve_apps.gateway.calls import chat_reply; from serve_apps.program import episode; "
         f"chat = ChatTokenizer(build('qwen', Path({str(tmp_path / 'q')!r}))); "
         f"tools = OfferedTools(tokenizer=chat, format=HERMES, tools=[{TOOL!r}]); "
         f"assert tools.message({CALLS['qwen']!r}, id_prefix='p')['tool_calls']; "

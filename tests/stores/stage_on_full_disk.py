@@ -14,9 +14,9 @@ from typing import Any
 
 from records import build_trace
 
-from stores.journal import Journal, Lease, StageKey
-from stores.sqlite_urls import sqlite_url
-from stores.traces import TraceStore
+from stores.journal.journal import Journal, Lease, StageKey
+from stores.journal.sqlite_urls import sqlite_url
+from stores.traces.store import TraceStore
 from stores.types import Purpose
 
 KEY = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}

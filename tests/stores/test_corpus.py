@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stores.corpus import BATCH_ROWS, Corpus, build_corpus
+from stores.traces.corpus import BATCH_ROWS, Corpus, build_corpus
 
 pytestmark = pytest.mark.test
 

@@ -13,7 +13,7 @@ import pytest
 from mounts import in_small_disk, on_full_disk, on_read_only_mount
 
 from stores.store_faults import UnreadableStore
-from stores.traces import TraceStore
+from stores.traces.store import TraceStore
 from stores.types import Purpose, Trace, TracesRef
 
 pytestmark = pytest.mark.test
@@ -23,7 +23,7 @@ NAME = r"table episodes\.run\.it3 \(iteration 3 of run 'run'\) in .*traces is da
 WAY_OUT = r"put a copy of .*traces/episodes\.run\.it3\.lance back"
 USE = """
 import json, sys
-from stores.traces import TraceStore
+from stores.traces.store import TraceStore
 store, said = TraceStore(sys.argv[1]), {}
 for name, work in {
     "read": lambda: len(store.find_traces(run_id="run")),

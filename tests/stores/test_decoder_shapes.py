@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stores.decoder_shapes import FAMILIES, SIZES
-from stores.model_folder import check_model_files, check_shapes, knows_all_tensors
+from stores.weights.decoder_shapes import FAMILIES, SIZES
+from stores.weights.model_folder import check_model_files, check_shapes, knows_all_tensors
 from tests.model_folders import CONFIG, SHAPES, change_json, tensors_of, write_model, write_tensors
 
 pytestmark = pytest.mark.fast

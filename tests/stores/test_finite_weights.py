@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stores.finite_weights import CHUNK_NUMBERS, refuse_not_finite
-from stores.manifest import Probe
-from stores.weights import WeightStore
+from stores.weights.finite_weights import CHUNK_NUMBERS, refuse_not_finite
+from stores.weights.manifest import Probe
+from stores.weights.store import WeightStore
 
 pytestmark = pytest.mark.test
 

@@ -1,4 +1,4 @@
-"""stores.journal on a real SQLite file and a real PostgreSQL, with real processes where processes are the point."""
+"""stores.journal.journal on a real SQLite file and a real PostgreSQL, with real processes where processes are the point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 from waits import wait_until
 
-from stores.journal import Journal, Lease, LeaseLost, StageKey
+from stores.journal.journal import Journal, Lease, LeaseLost, StageKey
 
 pytestmark = pytest.mark.test
 
@@ -25,7 +25,7 @@ KEY = StageKey("run", 2, "train", "solver")
 
 RACER = """
 import sys, time
-from stores.journal import Journal, StageKey
+from stores.journal.journal import Journal, StageKey
 url, mark, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
 def work(lease):
     with open(mark, "a") as file:
@@ -208,7 +208,7 @@ def test_a_lease_that_was_taken_over_says_so(journal: Journal) -> None:
 
 HOLDER = """
 import sys, time
-from stores.journal import Journal
+from stores.journal.journal import Journal
 with Journal(sys.argv[1]).hold("run", "engines", owner="the first"):
     open(sys.argv[2], "w").write("held")
     time.sleep(600)

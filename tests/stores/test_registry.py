@@ -1,4 +1,4 @@
-"""stores.registry on a real MLflow in a SQLite file."""
+"""stores.registry.registry on a real MLflow in a SQLite file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stores.files import read_file, write_file
-from stores.registry import CANDIDATE, CHAMPION, PAGE, PREVIOUS, TeamRegistry
-from stores.team import Team
+from stores.registry.registry import CANDIDATE, CHAMPION, PAGE, PREVIOUS, TeamRegistry
+from stores.registry.team import Team
 from stores.types import ModelVersionRef
 
 pytestmark = pytest.mark.test

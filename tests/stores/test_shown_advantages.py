@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stores.shown_advantages import ADVANTAGES_FILE, NUM_SHOWN, read_advantages, write_advantages
+from stores.traces.shown_advantages import ADVANTAGES_FILE, NUM_SHOWN, read_advantages, write_advantages
 
 pytestmark = pytest.mark.fast
 

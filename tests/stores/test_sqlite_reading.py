@@ -1,4 +1,4 @@
-"""stores.sqlite_reading: every committed row is read, whatever lies beside the file, and nothing is written there."""
+"""stores.journal.sqlite_reading: every committed row is read, whatever lies beside the file, and nothing is written there."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ import pytest
 import sqlalchemy as sa
 from mounts import on_full_disk, on_read_only_mount
 
-from stores.experiment import connect
-from stores.journal import Journal
-from stores.sqlite_reading import SqliteReader
-from stores.sqlite_urls import sqlite_url
+from stores.journal.journal import Journal
+from stores.journal.sqlite_reading import SqliteReader
+from stores.journal.sqlite_urls import sqlite_url
+from stores.registry.experiment import connect
 from stores.store_faults import UnreadableStore
 
 pytestmark = pytest.mark.fast
 
 READ = """
 import sys
-from stores.experiment import connect
-from stores.journal import Journal
-from stores.sqlite_urls import sqlite_url
+from stores.registry.experiment import connect
+from stores.journal.journal import Journal
+from stores.journal.sqlite_urls import sqlite_url
 print([row.run_id for row in Journal(sqlite_url(sys.argv[1]), is_read_only=True).runs()])
 """
 WRITE = """
 import os, sys, time
-from stores.experiment import connect
-from stores.journal import Journal
-from stores.sqlite_urls import sqlite_url
+from stores.registry.experiment import connect
+from stores.journal.journal import Journal
+from stores.journal.sqlite_urls import sqlite_url
 Journal(sqlite_url(sys.argv[1])).begin_run("second", "sha", "{}")
 print("written", flush=True)
 time.sleep(600)

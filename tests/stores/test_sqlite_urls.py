@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from stores.experiment import absolute
-from stores.journal import Journal
-from stores.sqlite_urls import sqlite_url
-from stores.traces import TraceStore
-from stores.tracking import RunTracker
+from stores.journal.journal import Journal
+from stores.journal.sqlite_urls import sqlite_url
+from stores.registry.experiment import absolute
+from stores.registry.tracking import RunTracker
+from stores.traces.store import TraceStore
 
 pytestmark = pytest.mark.fast
 

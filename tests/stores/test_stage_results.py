@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 import stage_records as records
 
-from stores.stage_results import (
+from stores.journal.stage_results import (
     Collected,
     Evaluated,
     Gain,

@@ -1,4 +1,4 @@
-"""stores.trace_tables keeps each iteration in tables of its own: exactly once beside maintenance and kills, at a cost that does not grow."""
+"""stores.traces.trace_tables keeps each iteration in tables of its own: exactly once beside maintenance and kills, at a cost that does not grow."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import lancedb
 import pytest
 
-from stores.rows import episode_table, reward_table
-from stores.trace_tables import TraceTables, is_table_of, iteration_of_table, table_name
-from stores.traces import TraceStore
+from stores.traces.rows import episode_table, reward_table
+from stores.traces.store import TraceStore
+from stores.traces.trace_tables import TraceTables, is_table_of, iteration_of_table, table_name
 from stores.types import EpisodeRewards, Purpose, Trace, episode_id, hinted_iteration
 
 pytestmark = pytest.mark.test

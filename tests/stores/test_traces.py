@@ -1,4 +1,4 @@
-"""stores.traces on a real LanceDB in a temporary folder and on S3."""
+"""stores.traces.store on a real LanceDB in a temporary folder and on S3."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stores.event_times import EPISODE, TOOL_CALL, TURN
-from stores.rows import episode_table, reward_table, traces_of
-from stores.trace_tables import TraceTables, table_name
-from stores.traces import TraceStore
+from stores.traces.event_times import EPISODE, TOOL_CALL, TURN
+from stores.traces.rows import episode_table, reward_table, traces_of
+from stores.traces.store import TraceStore
+from stores.traces.trace_tables import TraceTables, table_name
 from stores.types import COUNTED, Cause, EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
 
 pytestmark = pytest.mark.test

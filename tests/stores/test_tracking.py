@@ -1,4 +1,4 @@
-"""stores.tracking on a real MLflow in a SQLite file."""
+"""stores.registry.tracking on a real MLflow in a SQLite file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stores.files import read_file, write_file
-from stores.tracking import RunTracker
+from stores.registry.tracking import RunTracker
 from stores.types import EpisodeRewards, EpisodeStatus, Trace
 
 pytestmark = pytest.mark.test

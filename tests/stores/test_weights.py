@@ -1,4 +1,4 @@
-"""stores.weights on a local folder and on S3."""
+"""stores.weights.store on a local folder and on S3."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from mounts import on_full_disk
 
-from stores.manifest import Manifest, Probe, read_safetensors_header, verify_folder
 from stores.types import ModelVersionRef
-from stores.weight_cache import CACHED_S, evict, fetch
-from stores.weight_files import Folder
-from stores.weights import WeightStore
+from stores.weights.manifest import Manifest, Probe, read_safetensors_header, verify_folder
+from stores.weights.store import WeightStore
+from stores.weights.weight_cache import CACHED_S, evict, fetch
+from stores.weights.weight_files import Folder
 
 pytestmark = pytest.mark.test
 
@@ -137,7 +137,7 @@ def test_processes_that_fetch_the_same_version_copy_it_once(
 ) -> None:
     ref = _commit(WeightStore(s3_uri), tiny_model)
     monkeypatch.setenv("TROUPE_CACHE", str(tmp_path))
-    code = "import sys; from stores.weight_cache import fetch; from stores.types import ModelVersionRef as R; import json\n"
+    code = "import sys; from stores.weights.weight_cache import fetch; from stores.types import ModelVersionRef as R; import json\n"
     code += "folder = fetch(R(**json.loads(sys.argv[1]))); print(folder, folder.stat().st_ino)"
     asked = [sys.executable, "-c", code, json.dumps(asdict(ref))]
     racers = [subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) for _ in range(3)]
@@ -204,7 +204,7 @@ def test_a_model_group_that_cannot_name_a_folder_is_refused(tmp_path: Path, name
 def test_a_version_that_does_not_fit_on_the_disk_is_named_and_leaves_nothing(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "weights").mkdir()
     commit = (
-        "import sys; from stores.manifest import Probe; from stores.weights import WeightStore\n"
+        "import sys; from stores.weights.manifest import Probe; from stores.weights.store import WeightStore\n"
         "probe = Probe(sequences=((1, 2),), logprobs=((-0.1,),))\n"
         "store = WeightStore(sys.argv[1])\n"
         "try: store.commit(sys.argv[2], model_group='g', version=1, parent=None, run_id='r', iteration=1, probe=probe)\n"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from train_loops.rows import Sample
+from train_loops.rows.samples import Sample
 
 VOCABULARY = 250
 TEMPERATURES = {"a": 1.0, "b": 0.7}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from train_loops.batching import Batch, collate
 from train_loops.config import OptimizerConfig
-from train_loops.engine import Engine
-from train_loops.logprobs import completion_logprobs
-from train_loops.rows import Sample
+from train_loops.engine.deepspeed_engine import Engine
+from train_loops.engine.logprobs import completion_logprobs
+from train_loops.rows.batching import Batch, collate
+from train_loops.rows.samples import Sample
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, max_grad_norm=0.5, warmup_steps=2)
 

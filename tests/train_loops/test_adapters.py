@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from stores.types import ModelVersionRef
-from stores.weights import WeightStore
-from train_loops.adapters import (
+from stores.weights.store import WeightStore
+from train_loops.config import DeepSpeedConfig, LoraConfig, OptimizerConfig
+from train_loops.engine.adapters import (
     ADAPTER_WEIGHTS,
     AdapterOff,
     adopt_adapter,
@@ -24,11 +25,10 @@ from train_loops.adapters import (
     make_adapter,
     merge_adapter,
 )
-from train_loops.batching import collate_turns
-from train_loops.config import DeepSpeedConfig, LoraConfig, OptimizerConfig
-from train_loops.engine import Engine, join_workers, load_model
-from train_loops.logprobs import completion_logprobs
-from train_loops.warmstart import adopt
+from train_loops.engine.deepspeed_engine import Engine, join_workers, load_model
+from train_loops.engine.logprobs import completion_logprobs
+from train_loops.engine.warmstart import adopt
+from train_loops.rows.batching import collate_turns
 
 pytestmark = pytest.mark.test
 

@@ -9,7 +9,7 @@ from synthetic_traces import make_turns_of, rewards_for
 
 from stores.types import EpisodeRewards, Trace
 from train_loops.advantages.rewarded_rows import CreditKind
-from train_loops.baselines import baselines_of, sibling_turns
+from train_loops.signal.baselines import baselines_of, sibling_turns
 
 pytestmark = pytest.mark.fast
 

@@ -15,7 +15,7 @@ from tiers import EVERYTHING
 from two_workers import Job, Result, play, play_by_two
 
 from stores.types import ModelVersionRef
-from stores.weights import WeightStore
+from stores.weights.store import WeightStore
 from train_loops.config import (
     CriticConfig,
     DeepSpeedConfig,
@@ -24,8 +24,8 @@ from train_loops.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from train_loops.engine import join_workers, load_policy
-from train_loops.warmstart import adopt
+from train_loops.engine.deepspeed_engine import join_workers, load_policy
+from train_loops.engine.warmstart import adopt
 
 pytestmark = pytest.mark.test
 

@@ -16,14 +16,21 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tests.model_folders import change_json
-from train_loops.adapters import load_adapted, make_adapter
 from train_loops.config import CriticConfig, DeepSpeedConfig, LoraConfig, OptimizerConfig, TrainConfig
-from train_loops.critic import value_head
-from train_loops.engine import Engine, export_weights, join_workers, load_critic, load_model, load_policy
-from train_loops.learner import learn
-from train_loops.logprobs import PolicyScorer, completion_logprobs
-from train_loops.models import Models
-from train_loops.rows import Funnel, samples_of
+from train_loops.engine.adapters import load_adapted, make_adapter
+from train_loops.engine.critic import value_head
+from train_loops.engine.deepspeed_engine import (
+    Engine,
+    export_weights,
+    join_workers,
+    load_critic,
+    load_model,
+    load_policy,
+)
+from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
+from train_loops.engine.models import Models
+from train_loops.rows.samples import Funnel, samples_of
+from train_loops.worker.learner import learn
 
 pytestmark = pytest.mark.test
 

@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from stored_head import with_stored_head
 from synthetic_engine import OPTIMIZER, batches, train, weights
 
-from stores.manifest import read_safetensors_header
+from stores.weights.manifest import read_safetensors_header
 from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig
-from train_loops.critic import value_head
-from train_loops.engine import Engine, export_weights, join_workers, load_critic, load_policy
-from train_loops.logprobs import completion_logprobs
-from train_loops.run_checkpoints import EXPORTED
+from train_loops.engine.critic import value_head
+from train_loops.engine.deepspeed_engine import Engine, export_weights, join_workers, load_critic, load_policy
+from train_loops.engine.logprobs import completion_logprobs
+from train_loops.engine.run_checkpoints import EXPORTED
 
 pytestmark = pytest.mark.test
 
@@ -281,8 +281,8 @@ def test_policy_and_critic_train_side_by_side(tiny_model: Path) -> None:
 @pytest.mark.nightly
 def test_an_engine_starts_and_steps_where_there_is_no_compiler(tiny_model: Path, tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from train_loops.config import *; from train_loops.engine import *\n"
-        "from train_loops.batching import collate_turns\n"
+        "import sys; from pathlib import Path; from train_loops.config import *; from train_loops.engine.deepspeed_engine import *\n"
+        "from train_loops.rows.batching import collate_turns\n"
         "join_workers()\n"
         "offload = DeepSpeedConfig(zero_stage=3, offload_optimizer=True, offload_parameters=True)\n"
         "for c in (DeepSpeedConfig(zero_stage=1), offload):\n"

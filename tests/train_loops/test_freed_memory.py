@@ -10,8 +10,8 @@ import ray
 import ray.train
 
 from stores import cgroup
-from train_loops import freed_memory, trainer
-from train_loops.freed_memory import available_share, release_if_scarce
+from train_loops.worker import freed_memory, trainer
+from train_loops.worker.freed_memory import available_share, release_if_scarce
 
 pytestmark = pytest.mark.fast
 

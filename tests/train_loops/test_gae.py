@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from train_loops.advantages.gae import gae, whiten
-from train_loops.kl import token_rewards
+from train_loops.signal.kl import token_rewards
 
 pytestmark = pytest.mark.fast
 

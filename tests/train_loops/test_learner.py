@@ -13,8 +13,8 @@ import pytest
 import torch
 from synthetic_traces import GROUP, WANTED, make_turns_of, rewards_for, sample_traces
 
-from stores.allowed_tokens import constraint_of
-from stores.traces import TraceStore
+from stores.traces.allowed_tokens import constraint_of
+from stores.traces.store import TraceStore
 from stores.types import EpisodeRewards, Purpose
 from train_loops.config import (
     AdaptiveKLConfig,
@@ -26,17 +26,17 @@ from train_loops.config import (
     OverlongConfig,
     TrainConfig,
 )
-from train_loops.engine import Engine, join_workers, load_critic, load_policy, load_reference
-from train_loops.figures import credit_correlation, explained_variance
-from train_loops.learner import Learned, learn, read_rows
-from train_loops.learning_signal import learning_signal
-from train_loops.masks import with_masks
-from train_loops.mismatch import MismatchError
-from train_loops.models import Models
-from train_loops.rows import Funnel, Sample, samples_of
-from train_loops.scoring import probe_rows
-from train_loops.team.signal import TeamSignal
-from train_loops.update import TrainingDivergedError
+from train_loops.engine.deepspeed_engine import Engine, join_workers, load_critic, load_policy, load_reference
+from train_loops.engine.models import Models
+from train_loops.rows.masks import with_masks
+from train_loops.rows.samples import Funnel, Sample, samples_of
+from train_loops.signal.figures import credit_correlation, explained_variance
+from train_loops.signal.learning_signal import learning_signal
+from train_loops.signal.mismatch import MismatchError
+from train_loops.signal.team_signal import TeamSignal
+from train_loops.worker.learner import Learned, learn, read_rows
+from train_loops.worker.scoring import probe_rows
+from train_loops.worker.update import TrainingDivergedError
 
 pytestmark = pytest.mark.test
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from train_loops.config import OptimizerConfig
-from train_loops.learning_rate import learning_rate
+from train_loops.signal.learning_rate import learning_rate
 
 pytestmark = pytest.mark.fast
 

@@ -9,12 +9,12 @@ import torch
 from synthetic_engine import OPTIMIZER, train, weights
 from synthetic_traces import GROUP
 
-from stores.weights import WeightStore
+from stores.weights.store import WeightStore
 from train_loops.config import DeepSpeedConfig, LossConfig, TrainConfig
-from train_loops.engine import Engine, join_workers, load_policy
-from train_loops.models import build_models
-from train_loops.trainer import Worker
-from train_loops.warmstart import adopt
+from train_loops.engine.deepspeed_engine import Engine, join_workers, load_policy
+from train_loops.engine.models import build_models
+from train_loops.engine.warmstart import adopt
+from train_loops.worker.trainer import Worker
 
 pytestmark = pytest.mark.nightly
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train_loops.config import LossConfig
-from train_loops.losses import Aggregation, Denominators, aggregate, policy_loss, value_loss
+from train_loops.signal.losses import Aggregation, Denominators, aggregate, policy_loss, value_loss
 
 pytestmark = pytest.mark.fast
 

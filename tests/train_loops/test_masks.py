@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stores.allowed_tokens import constraint_of
-from train_loops import logprobs as logprobs_module
-from train_loops.batching import collate
+from stores.traces.allowed_tokens import constraint_of
 from train_loops.config import MismatchConfig
-from train_loops.logprobs import PolicyScorer
-from train_loops.masks import with_masks
-from train_loops.mismatch import measure
-from train_loops.rows import Sample
+from train_loops.engine import logprobs as logprobs_module
+from train_loops.engine.logprobs import PolicyScorer
+from train_loops.rows.batching import collate
+from train_loops.rows.masks import with_masks
+from train_loops.rows.samples import Sample
+from train_loops.signal.mismatch import measure
 
 pytestmark = pytest.mark.fast
 

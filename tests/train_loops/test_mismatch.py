@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from train_loops.config import MismatchConfig
-from train_loops.mismatch import (
+from train_loops.signal.mismatch import (
     MismatchError,
     check_mean_weight,
     correct,

@@ -13,11 +13,11 @@ from tiny_policy import policy
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from train_loops.batching import Batch, collate, lift
 from train_loops.config import DeepSpeedConfig, OptimizerConfig
-from train_loops.engine import Engine, join_workers, load_policy
-from train_loops.logprobs import PolicyScorer, completion_logprobs
-from train_loops.packed_attention import PACKED_ATTENTION, why_not_packed
+from train_loops.engine.deepspeed_engine import Engine, join_workers, load_policy
+from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
+from train_loops.rows.batching import Batch, collate, lift
+from train_loops.rows.packed_attention import PACKED_ATTENTION, why_not_packed
 
 pytestmark = pytest.mark.test
 

@@ -13,9 +13,9 @@ from tiny_policy import policy
 
 from serve_apps.config import ServeConfig
 from serve_apps.policy.engine_settings import PADDED_ROWS, engine_arguments
-from stores.model_folder import num_known_rows, vocabulary_rows
-from train_loops.batching import collate_turns
-from train_loops.logprobs import PolicyScorer
+from stores.weights.model_folder import num_known_rows, vocabulary_rows
+from train_loops.engine.logprobs import PolicyScorer
+from train_loops.rows.batching import collate_turns
 
 pytestmark = pytest.mark.fast
 
@@ -100,9 +100,9 @@ def test_the_engines_mask_hides_rows_behind_the_last_token(tmp_path: Path) -> No
 @pytest.mark.test
 @pytest.mark.parametrize("is_adapter", [False, True])
 def test_a_trainer_reads_padded_rows_from_the_folder(is_adapter: bool, tiny_model: Path, tmp_path: Path) -> None:
-    from train_loops.adapters import load_adapted, make_adapter
     from train_loops.config import DeepSpeedConfig, LoraConfig
-    from train_loops.engine import load_model, load_policy
+    from train_loops.engine.adapters import load_adapted, make_adapter
+    from train_loops.engine.deepspeed_engine import load_model, load_policy
 
     plain = DeepSpeedConfig()
     adapter = make_adapter(load_model(tiny_model, plain), LoraConfig(rank=4, alpha=8), seed=1, out=tmp_path / "adapter")

@@ -9,19 +9,19 @@ import torch
 from chained_samples import chained_samples
 
 from serve_apps.policy.proof import judge, max_difference
-from serve_apps.proof_limits import limits_for
-from stores.manifest import Probe
-from stores.model_folder import check_model_files, why_windowed
-from stores.weights import WeightStore
+from serve_apps.policy.proof_limits import limits_for
+from stores.weights.manifest import Probe
+from stores.weights.model_folder import check_model_files, why_windowed
+from stores.weights.store import WeightStore
 from tests.published_shapes import SHAPES, WINDOWED, write_shape
 from train_loops.config import DeepSpeedConfig, OptimizerConfig, RowsConfig, TrainConfig
-from train_loops.engine import Engine, export_weights, join_workers, load_model, load_policy
-from train_loops.learner import learn
-from train_loops.models import Models
-from train_loops.packed_attention import why_not_packed
-from train_loops.rows import Funnel
-from train_loops.trainer import _probe_logprobs
-from train_loops.warmstart import adopt, make_probe
+from train_loops.engine.deepspeed_engine import Engine, export_weights, join_workers, load_model, load_policy
+from train_loops.engine.models import Models
+from train_loops.engine.warmstart import adopt, make_probe
+from train_loops.rows.packed_attention import why_not_packed
+from train_loops.rows.samples import Funnel
+from train_loops.worker.learner import learn
+from train_loops.worker.trainer import _probe_logprobs
 
 pytestmark = pytest.mark.test
 

@@ -18,7 +18,7 @@ from stores.types import (
     Turn,
     TurnReward,
 )
-from train_loops.rows import Funnel, Sample, samples_of, trajectories_of
+from train_loops.rows.samples import Funnel, Sample, samples_of, trajectories_of
 
 pytestmark = pytest.mark.fast
 

@@ -12,10 +12,10 @@ from synthetic_engine import OPTIMIZER, train
 
 from tests.train_loops.test_train_job import plain_job
 from train_loops.config import DeepSpeedConfig
-from train_loops.critic import value_head
-from train_loops.engine import Engine, join_workers, load_critic, load_policy
-from train_loops.models import Models
-from train_loops.run_checkpoints import CarriedState, drop_older, store_state
+from train_loops.engine.critic import value_head
+from train_loops.engine.deepspeed_engine import Engine, join_workers, load_critic, load_policy
+from train_loops.engine.models import Models
+from train_loops.engine.run_checkpoints import CarriedState, drop_older, store_state
 from train_loops.train_job import parse_job
 
 pytestmark = pytest.mark.test

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import policy
 
-from train_loops.batching import collate, lift
-from train_loops.logprobs import completion_logprobs
-from train_loops.sharing import MIN_SHARED_TOKENS, neighbours, segments_of
+from train_loops.engine.logprobs import completion_logprobs
+from train_loops.rows.batching import collate, lift
+from train_loops.rows.sharing import MIN_SHARED_TOKENS, neighbours, segments_of
 
 pytestmark = pytest.mark.fast
 

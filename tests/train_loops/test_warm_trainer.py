@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 from synthetic_traces import GROUP, rewards_of, sample_traces
 
 from stores.files import read_file
-from stores.shown_advantages import ADVANTAGES_FILE
-from stores.traces import TraceStore
+from stores.traces.shown_advantages import ADVANTAGES_FILE
+from stores.traces.store import TraceStore
 from stores.types import ModelVersionRef, Purpose, Trace
-from stores.weights import WeightStore
+from stores.weights.store import WeightStore
 from tests.chaos import victims
 from train_loops.config import (
     AdaptiveKLConfig,
@@ -32,11 +32,11 @@ from train_loops.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from train_loops.engine import Engine, join_workers, load_critic, load_policy
-from train_loops.models import Models
-from train_loops.run_checkpoints import CarriedState, resume
-from train_loops.trainer_handle import TrainerHandle, TrainJobError, attach
-from train_loops.warmstart import adopt
+from train_loops.engine.deepspeed_engine import Engine, join_workers, load_critic, load_policy
+from train_loops.engine.models import Models
+from train_loops.engine.run_checkpoints import CarriedState, resume
+from train_loops.engine.warmstart import adopt
+from train_loops.worker.trainer_handle import TrainerHandle, TrainJobError, attach
 
 pytestmark = pytest.mark.nightly
 

@@ -10,10 +10,10 @@ import torch
 from stored_head import with_stored_head
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stores.weights import WeightStore
+from stores.weights.store import WeightStore
 from train_loops.config import OptimizerConfig, TinyModelConfig, WarmstartConfig
-from train_loops.tiny_model import build_tokenizer
-from train_loops.warmstart import _batches, adopt, make_probe, probe_sequences, warmstart
+from train_loops.engine.tiny_model import build_tokenizer
+from train_loops.engine.warmstart import _batches, adopt, make_probe, probe_sequences, warmstart
 
 pytestmark = pytest.mark.test
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from train_loops.config import TinyModelConfig
-from train_loops.logprobs import PolicyScorer
-from train_loops.tiny_model import build_model, build_tokenizer
+from train_loops.engine.logprobs import PolicyScorer
+from train_loops.engine.tiny_model import build_model, build_tokenizer
 
 
 def policy(architecture: str, dtype: torch.dtype, *, gradient_checkpointing: bool = False) -> PolicyScorer:

@@ -17,12 +17,12 @@ import torch.multiprocessing as mp
 from synthetic_traces import GROUP, sample_traces
 
 from stores.types import ModelVersionRef
-from stores.weights import WeightStore
+from stores.weights.store import WeightStore
 from train_loops.config import TrainConfig
-from train_loops.engine import Engine, join_workers
-from train_loops.learner import learn
-from train_loops.models import Models, build_models
-from train_loops.rows import Funnel, Sample, samples_of
+from train_loops.engine.deepspeed_engine import Engine, join_workers
+from train_loops.engine.models import Models, build_models
+from train_loops.rows.samples import Funnel, Sample, samples_of
+from train_loops.worker.learner import learn
 
 FIGURES = ("loss", "critic_loss", "grad_norm", "critic_grad_norm", "explained_variance", "ratio", "steps")
 

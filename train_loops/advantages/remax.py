@@ -14,6 +14,6 @@ def remax(rows: RewardedRows, settings: AdvantageConfig) -> list[NDArray[np.floa
     """Returns N arrays: A_t = sum_{k >= t} r_k - b, one value per completion token; see `against_baseline`.
 
     b is the reward of the same agent's turn of the same round in the task's greedy episode. Where that episode has no such
-    turn, b is its outcome (0 for increments); see `train_loops.baselines`.
+    turn, b is its outcome (0 for increments); see `train_loops.signal.baselines`.
     """
     return against_baseline(rows)

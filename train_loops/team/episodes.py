@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores.types import EpisodeRewards, Trace, Turn
-from train_loops.rows import is_trainable
+from train_loops.rows.samples import is_trainable
 
 NUM_BUCKETS = 1 << 12
 MAX_FEATURES = 1024

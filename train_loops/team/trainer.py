@@ -15,11 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stores.manifest import Probe
-from stores.traces import TraceStore
-from stores.weights import WeightStore
+from stores.traces.store import TraceStore
+from stores.weights.manifest import Probe
+from stores.weights.store import WeightStore
 from train_loops.config import TEAM
-from train_loops.team.signal import write_signal
+from train_loops.signal.team_signal import write_signal
 from train_loops.train_job import TrainJob, parse_job, train_parts
 
 logger = logging.getLogger(__name__)

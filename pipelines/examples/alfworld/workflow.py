@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.examples.household.workflow import Household
-from serve_apps.agent import Agent
-from serve_apps.contracts import Tags
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.environment import Environment
 from serve_apps.worlds.seen import Seen
 
 ROOT = Path(__file__).parents[3]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_apps.agent import TracedText
-from serve_apps.workflow import Outcome
+from serve_apps.authoring.agent import TracedText
+from serve_apps.authoring.workflow import Outcome
 from serve_apps.workflows.hierarchical_search import HierarchicalSearch
 from stores.types import Task
 

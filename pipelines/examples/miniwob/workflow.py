@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from serve_apps.agent import Agent, TracedText, origins_of
-from serve_apps.contracts import Tags
-from serve_apps.workflow import Outcome, Workflow
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.agent import Agent, TracedText, origins_of
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.environment import Environment
+from serve_apps.authoring.workflow import Outcome, Workflow
 from stores.types import Task
 
 ROOT = Path(__file__).parents[3]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_apps.agent import Agent
-from serve_apps.contracts import Tags
-from serve_apps.workflow import Outcome, Workflow
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.environment import Environment
+from serve_apps.authoring.workflow import Outcome, Workflow
 from stores.types import Task
 
 PROMPT = "Heaps: {see}\nReply with <MOVE>take number from heap</MOVE> only."

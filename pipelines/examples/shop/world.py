@@ -22,7 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from stores.corpus import Corpus, build_corpus
+from stores.traces.corpus import Corpus, build_corpus
 
 KINDS = ("shirt", "lamp", "mug", "bag", "chair", "rug")
 ATTRIBUTES = ("soft", "cotton", "light", "large", "small", "round", "steel", "old")

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from serve_apps.agent import Agent
-from serve_apps.contracts import Parsed
-from serve_apps.workflow import Outcome, Workflow
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.contracts import Parsed
+from serve_apps.authoring.workflow import Outcome, Workflow
 from stores.types import Task
 
 NUMBER = re.compile(r"-?[0-9]++(?:\.[0-9]++)?+")

@@ -31,7 +31,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from serve_apps import long_json
+from serve_apps.chat import long_json
 from serve_apps.config import SandboxConfig
 from serve_apps.tools.sandbox.seccomp import seccomp_program
 

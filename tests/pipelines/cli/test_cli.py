@@ -105,7 +105,7 @@ def test_the_plan_of_training_on_stored_traces_samples_nothing(tmp_path: Path) -
 
 def test_a_second_run_with_the_same_name_and_another_config_is_refused(tmp_path: Path) -> None:
     from pipelines.config.run_config import load_config
-    from stores.journal import Journal
+    from stores.journal.journal import Journal
 
     config = load_config(DEMO)
     (tmp_path / "runs" / "demo").mkdir(parents=True)

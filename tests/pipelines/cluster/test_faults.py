@@ -20,9 +20,9 @@ from ray.serve.exceptions import RayServeException
 from sqlalchemy.exc import OperationalError
 
 from pipelines.cluster.faults import FaultKind, InfrastructureLost, OutOfMemory, diagnose
-from stores.journal import LeaseLost
+from stores.journal.journal import LeaseLost
 from stores.store_faults import UnreadableStore
-from train_loops.trainer_handle import TrainJobError
+from train_loops.worker.trainer_handle import TrainJobError
 
 pytestmark = pytest.mark.fast
 

@@ -15,9 +15,9 @@ from pipelines.cluster.observe import episode_points, log_failed, stage_points
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.stages.running import run_stage
-from stores.journal import Journal, StageKey, StageRow
+from stores.journal.journal import Journal, StageKey, StageRow
+from stores.journal.stage_results import StageResult, TrainedTeam
 from stores.metrics import METRICS, send
-from stores.stage_results import StageResult, TrainedTeam
 from stores.types import Cause, EpisodeStatus, Purpose
 
 pytestmark = pytest.mark.fast

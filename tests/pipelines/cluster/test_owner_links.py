@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner, submission_id
-from stores.journal import Journal, StageKey
+from stores.journal.journal import Journal, StageKey
 
 pytestmark = pytest.mark.fast
 

@@ -6,7 +6,7 @@ import pytest
 from servers import S3, free_port
 
 from pipelines.cluster.faults import FaultKind, diagnose
-from stores.traces import TraceStore
+from stores.traces.store import TraceStore
 
 pytestmark = pytest.mark.test
 

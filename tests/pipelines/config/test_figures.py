@@ -8,7 +8,7 @@ from pipelines.config.figures import FIGURES, figure_of
 from pipelines.config.sections import GuardsConfig, TrafficGuardsConfig, WatchFloorsConfig
 from pipelines.evaluation.guards import VALUES
 from pipelines.monitoring.training_warnings import CHECKS
-from serve_apps.gateway.figures import NAMES
+from serve_apps.gateway.traffic.figures import NAMES
 
 pytestmark = pytest.mark.fast
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.config.sections import SyncConfig
 from serve_apps.policy.proof import judge
-from serve_apps.proof_limits import NOISE, limits_for
+from serve_apps.policy.proof_limits import NOISE, limits_for
 
 pytestmark = pytest.mark.fast
 

@@ -14,7 +14,7 @@ from pipelines.config.sections import CostConfig
 from pipelines.credit.cost import Costs, charge, mean_cost, next_multiplier, turn_costs
 from stores.types import Cause, EpisodeRewards, ToolCall, Trace
 from tests.records import build_trace
-from train_loops.baselines import baselines_of
+from train_loops.signal.baselines import baselines_of
 
 pytestmark = pytest.mark.fast
 

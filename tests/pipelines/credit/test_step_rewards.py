@@ -11,8 +11,8 @@ from records import MakeTrace
 from pipelines.credit.game_scores import GameScores
 from pipelines.credit.rule import score_trace, worst_outcome
 from pipelines.credit.step_rewards import StepRewards
+from stores.traces.world_calls import UNRECORDED
 from stores.types import EpisodeStatus, ToolCall, Trace, Turn
-from stores.world_calls import UNRECORDED
 
 pytestmark = pytest.mark.fast
 

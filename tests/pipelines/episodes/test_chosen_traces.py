@@ -16,13 +16,13 @@ from pipelines.config.run_config import RunConfig, load_config
 from pipelines.episodes.chosen_traces import choose_traces, under_orchestrator
 from pipelines.run.run import Run
 from pipelines.stages.warmstart import _team, warmstart
-from serve_apps.scripted import play_saying
-from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.chat.tokenizer import ChatTokenizer
+from serve_apps.episode.scripted import play_saying
 from serve_apps.workflows.math_chain import MathChain
-from stores.manifest import Probe
-from stores.traces import TraceStore
+from stores.traces.store import TraceStore
 from stores.types import FAMILY, EpisodeRewards, Purpose, Task, Trace
-from stores.weights import WeightStore
+from stores.weights.manifest import Probe
+from stores.weights.store import WeightStore
 
 pytestmark = pytest.mark.test
 

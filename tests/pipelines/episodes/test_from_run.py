@@ -21,12 +21,12 @@ from pipelines.run.run import Run
 from pipelines.runners.local_runner import train_on_traces
 from pipelines.stages.running import run_stage
 from pipelines.stages.warmstart import warmstart
-from stores.stage_results import Collected, TracesSource
+from stores.journal.stage_results import Collected, TracesSource
 from stores.types import Purpose, Task, Trace
 from tests.train_loops.synthetic_traces import GROUP, WANTED, sample_traces
 from train_loops.config import TEAM, MismatchConfig, TrainConfig
-from train_loops.learner import read_rows
-from train_loops.trainer_handle import TrainJobError
+from train_loops.worker.learner import read_rows
+from train_loops.worker.trainer_handle import TrainJobError
 
 pytestmark = pytest.mark.test
 

@@ -14,7 +14,7 @@ from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rule import caller_credit, credits_of, score_traces
 from pipelines.episodes.from_service import served_group, take_served
 from pipelines.run.run import Run
-from stores.served import Feedback, ServedStore
+from stores.traces.served import Feedback, ServedStore
 from stores.types import SERVED, Cause, EpisodeStatus, Purpose, Trace
 from tests.train_loops.synthetic_traces import GROUP, sample_traces
 

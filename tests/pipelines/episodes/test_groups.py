@@ -11,7 +11,7 @@ import pytest
 from pipelines.config.sections import BudgetConfig
 from pipelines.episodes.groups import Groups
 from pipelines.episodes.sampling import _to_repeat
-from serve_apps.causes import covered
+from serve_apps.episode.causes import covered
 from serve_apps.episode_spec import EpisodeSpec
 from stores.types import Purpose, Task
 

@@ -22,10 +22,10 @@ from pipelines.episodes.sampling import InfrastructureFailures, PromptsTooLong, 
 from pipelines.run.run import plain
 from pipelines.run.watchdog import StageHung, Watchdog
 from serve_apps.config import CallConfig, EpisodeConfig, TelemetryConfig
+from serve_apps.episode.runner import CONTEXT_EXHAUSTED
+from serve_apps.episode.team_spec import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.runner import CONTEXT_EXHAUSTED
-from serve_apps.team_spec import TeamSpec
-from stores.traces import TraceStore
+from stores.traces.store import TraceStore
 from stores.types import EpisodeStatus, Purpose, Sampling, Task, Trace
 
 pytestmark = pytest.mark.nightly

@@ -15,7 +15,7 @@ from pipelines.report.over_control import team_over_control
 from pipelines.report.sections import ReportData, render
 from pipelines.run.run import Run
 from pipelines.runners.validate import check
-from stores.stage_results import Control, Measured, TeamScore
+from stores.journal.stage_results import Control, Measured, TeamScore
 from tests.stage_records import model_ref, team_score, traces_ref
 
 pytestmark = pytest.mark.fast

@@ -8,7 +8,7 @@ import pytest
 from records import MakeTrace
 
 from pipelines.evaluation.endings import CURES, endings_in_words
-from serve_apps.runner import CONTEXT_EXHAUSTED
+from serve_apps.episode.runner import CONTEXT_EXHAUSTED
 from stores.types import SOUND, EpisodeStatus, FinishReason, Trace
 
 pytestmark = pytest.mark.fast

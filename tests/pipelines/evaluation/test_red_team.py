@@ -24,16 +24,16 @@ from pipelines.evaluation.played import Played
 from pipelines.evaluation.statistics import Interval, paired_interval
 from pipelines.evaluation.teams import Models
 from pipelines.stages.evaluate import _examine, _look_until_sure
-from serve_apps.acting_team import AgentCall
-from serve_apps.agent import Agent, Tool, ToolFault
+from serve_apps.authoring.agent import Agent, Tool, ToolFault
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.config import EpisodeConfig
-from serve_apps.contracts import Tags
+from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.runner import run_episode
+from serve_apps.episode.scripted import ByteTokenizer
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.runner import run_episode
-from serve_apps.scripted import ByteTokenizer
-from serve_apps.workflow import Outcome, Workflow
 from serve_apps.workflows.program import Program
-from stores.stage_results import Evaluated
+from stores.journal.stage_results import Evaluated
 from stores.types import (
     SOUND,
     Cause,

@@ -19,8 +19,8 @@ from pipelines.evaluation import why
 from pipelines.report.inspect import explanation_view
 from pipelines.report.sections import ReportData, render
 from serve_apps.episode_spec import EpisodeSpec
-from stores.explanations import find_explanation, keep_explanation, newest_explanations
-from stores.traces import TraceStore
+from stores.traces.explanations import find_explanation, keep_explanation, newest_explanations
+from stores.traces.store import TraceStore
 from stores.types import Cause, EpisodeStatus, ModelVersionRef, Trace
 from tests.pipelines.evaluation.planted_faults import CHAIN, SLIP, plant, play
 

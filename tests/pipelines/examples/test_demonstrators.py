@@ -25,10 +25,10 @@ from pipelines.examples.made_up_facts import demonstrator as made_up_facts_demon
 from pipelines.examples.made_up_facts import tasks as made_up_facts
 from pipelines.examples.small_functions import demonstrator as small_functions_demonstrator
 from pipelines.examples.small_functions import tasks as small_functions
-from serve_apps.agent import Agent, Tool
-from serve_apps.demonstrate import EPISODES_AT_ONCE, NUM_COMPARED, demonstrate
-from serve_apps.tokenizer import ChatTokenizer
-from serve_apps.workflow import Outcome, Workflow
+from serve_apps.authoring.agent import Agent, Tool
+from serve_apps.authoring.workflow import Outcome, Workflow
+from serve_apps.chat.tokenizer import ChatTokenizer
+from serve_apps.episode.demonstrate import EPISODES_AT_ONCE, NUM_COMPARED, demonstrate
 from serve_apps.workflows.debate import Debate
 from serve_apps.workflows.declared import Declared
 from serve_apps.workflows.hierarchical_search import HierarchicalSearch

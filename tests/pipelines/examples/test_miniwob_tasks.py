@@ -12,7 +12,7 @@ from pipelines.examples.miniwob.demonstrator import demonstrate, right_action, r
 from pipelines.examples.miniwob.tasks import PAGES, SHARES, generate
 from pipelines.examples.miniwob.workflow import ROOT, element_line
 from pipelines.examples.miniwob.world import can_be_typed, elements_of
-from serve_apps.agent import TracedText
+from serve_apps.authoring.agent import TracedText
 from stores.types import Task
 
 pytestmark = pytest.mark.fast

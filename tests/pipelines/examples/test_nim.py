@@ -16,11 +16,11 @@ from pipelines.examples.nim.tasks import SHARES, generate
 from pipelines.examples.nim.workflow import CHALLENGER, RIVAL, Duel
 from pipelines.examples.nim.world import Nim, best_move
 from pipelines.tasks.splits import settings_of
-from serve_apps.acting_team import AgentCall
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
+from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.runner import run_episode
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.runner import run_episode
-from serve_apps.tokenizer import ChatTokenizer
 from stores.types import Completion, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.test

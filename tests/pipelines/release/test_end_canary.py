@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.release import production
 from pipelines.run.run import Run
-from serve_apps.gateway.teams import DeployedTeam, TeamRoute
+from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute
 
 pytestmark = pytest.mark.fast
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pipelines.config.sections import TrafficConfig, TrafficGuardsConfig
 from pipelines.release import traffic
 from pipelines.release.traffic import Watch
-from serve_apps.gateway.figures import Since, Sums, Tally, added, difference, total
+from serve_apps.gateway.traffic.figures import Since, Sums, Tally, added, difference, total
 
 pytestmark = pytest.mark.fast
 

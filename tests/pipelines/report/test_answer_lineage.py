@@ -14,7 +14,7 @@ from pipelines.report.answer_lineage import lineage_of_id
 from pipelines.report.lineage import lineage_of_episode, lineage_of_team
 from pipelines.run.run import Run
 from pipelines.stages.promote import register_team
-from stores.served import ServedStore
+from stores.traces.served import ServedStore
 from stores.types import SERVED, Purpose
 from tests.train_loops.synthetic_traces import GROUP
 

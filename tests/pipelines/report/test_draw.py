@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.report.draw import ANSWER, TASK, draw_graph, draw_traces
-from serve_apps.graph import load_graph
+from serve_apps.authoring.graph import load_graph
 from stores.types import Trace
 
 pytestmark = pytest.mark.fast

@@ -14,8 +14,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from pipelines.report.episode_list import list_episodes, list_view, show_command
-from stores.served import ServedStore
-from stores.traces import TraceStore
+from stores.traces.served import ServedStore
+from stores.traces.store import TraceStore
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace
 
 pytestmark = pytest.mark.test

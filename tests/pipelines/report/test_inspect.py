@@ -13,8 +13,8 @@ from rich.console import Console, RenderableType
 
 from pipelines.report.inspect import diff_view, episode_view, explanation_view, runs_table
 from serve_apps.workflows.alone import PATH as ALONE
-from stores.journal import Journal, StageKey
-from stores.traces import TraceStore
+from stores.journal.journal import Journal, StageKey
+from stores.traces.store import TraceStore
 from stores.types import Purpose, Trace
 
 pytestmark = pytest.mark.test

@@ -12,7 +12,7 @@ from pipelines.config.run_config import load_config
 from pipelines.report import kept_summaries
 from pipelines.report.kept_summaries import RECORD, Summaries, iteration_summary
 from pipelines.run.run import Run
-from stores.run_values import RunValue
+from stores.journal.run_values import RunValue
 
 pytestmark = pytest.mark.test
 
@@ -52,7 +52,7 @@ def record(run: Run, k: int) -> None:
 
 def forget(run: Run) -> None:
     """Leaves what an earlier version of Troupe leaves."""
-    from stores.journal import VALUES
+    from stores.journal.journal import VALUES
 
     with run.journal._connect() as connection:
         connection.execute(VALUES.delete())

@@ -21,9 +21,9 @@ from pipelines.report.summary import figures_of_iteration
 from pipelines.report.timeline import Kind, Lane
 from pipelines.report.waits import PAUSE, RUNNER, Account
 from pipelines.run.run import Run
-from stores.journal import STAGES
-from stores.run_values import RunValue
-from stores.stage_results import TracesSource
+from stores.journal.journal import STAGES
+from stores.journal.run_values import RunValue
+from stores.journal.stage_results import TracesSource
 from stores.types import Purpose
 
 pytestmark = pytest.mark.test

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.report import samples as samples_module
 from pipelines.report.samples import choose
-from stores.stage_results import Evaluated
+from stores.journal.stage_results import Evaluated
 
 pytestmark = pytest.mark.fast
 

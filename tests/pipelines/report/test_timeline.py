@@ -22,7 +22,7 @@ from pipelines.report.timeline import (
     trainer_spans,
     union,
 )
-from stores.journal import RUNNING, StageRow
+from stores.journal.journal import RUNNING, StageRow
 
 pytestmark = pytest.mark.fast
 

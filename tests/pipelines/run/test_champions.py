@@ -14,8 +14,8 @@ from pipelines.config.run_config import load_config
 from pipelines.run.champions import champion_version, followed, history, set_champion
 from pipelines.run.run import Run
 from pipelines.stages.running import run_stage
-from stores.journal import Journal
-from stores.run_values import RunValue
+from stores.journal.journal import Journal
+from stores.journal.run_values import RunValue
 
 pytestmark = pytest.mark.test
 

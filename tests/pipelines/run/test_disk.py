@@ -15,8 +15,8 @@ from pipelines.run import disk
 from pipelines.run.disk import check_disk, disk_needs
 from pipelines.run.run import Run
 from stores.files import write_file
-from stores.manifest import Probe
-from stores.stage_results import Decided
+from stores.journal.stage_results import Decided
+from stores.weights.manifest import Probe
 
 pytestmark = pytest.mark.fast
 

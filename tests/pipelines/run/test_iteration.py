@@ -12,7 +12,7 @@ from pipelines.config.run_config import load_config
 from pipelines.run.iteration import NotDone
 from pipelines.run.iterations import next_iteration, unfinished_iterations
 from pipelines.run.run import Run
-from stores.stage_results import Collected, Measured, TrainedTeam
+from stores.journal.stage_results import Collected, Measured, TrainedTeam
 
 pytestmark = pytest.mark.fast
 

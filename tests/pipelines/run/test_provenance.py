@@ -16,8 +16,8 @@ from pipelines.config.run_config import load_config
 from pipelines.run.provenance import commit_of, provenance_of
 from pipelines.run.run import Run
 from pipelines.stages.promote import register_team
-from serve_apps.team_spec import TeamSpec
-from stores.team import Team
+from serve_apps.episode.team_spec import TeamSpec
+from stores.registry.team import Team
 from stores.types import ModelVersionRef
 
 pytestmark = pytest.mark.fast

@@ -22,8 +22,8 @@ from pipelines.config.run_config import RunConfig
 from pipelines.config.sections import LoopConfig, WatchdogConfig
 from pipelines.run import watchdog
 from pipelines.run.watchdog import StageHung, Watchdog
-from stores.journal import Journal, StageKey
-from stores.waiting import waiting
+from stores.journal.journal import Journal, StageKey
+from stores.journal.waiting import waiting
 
 pytestmark = pytest.mark.test
 

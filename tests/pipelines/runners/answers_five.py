@@ -18,9 +18,9 @@ from pipelines.episodes.sampling import Sampled
 from pipelines.evaluation import played as played_module
 from pipelines.monitoring import served_windows
 from pipelines.run.run import Run
+from serve_apps.episode.team_spec import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.team_spec import TeamSpec
-from stores.traces import TraceStore
+from stores.traces.store import TraceStore
 from stores.types import ModelVersionRef, Task, TracesRef
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"

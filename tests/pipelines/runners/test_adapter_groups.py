@@ -12,8 +12,8 @@ from pipelines.run.run import Run
 from pipelines.run.serving import app_names, app_specs
 from pipelines.runners.validate import check
 from pipelines.stages.warmstart import warmstart
-from stores.manifest import whole_model
-from train_loops.adapters import is_fresh
+from stores.weights.manifest import whole_model
+from train_loops.engine.adapters import is_fresh
 
 pytestmark = pytest.mark.nightly
 

@@ -20,7 +20,7 @@ from pipelines.run.iterations import QUIET_S, next_iteration
 from pipelines.run.run import Run
 from pipelines.runners.begin import begin_iteration
 from pipelines.runners.claim import champion_accuracy, claimed, pin, reason_to_skip, take
-from stores.stage_results import Evaluated
+from stores.journal.stage_results import Evaluated
 
 pytestmark = pytest.mark.fast
 
@@ -168,7 +168,7 @@ def test_a_claim_that_has_its_iteration_takes_no_other(tmp_path: Path) -> None:
 
 def test_an_iteration_whose_owner_was_killed_a_moment_ago_is_not_given_away(tmp_path: Path) -> None:
     run = run_in(tmp_path, max_lag=1)
-    lines = "import sys; from stores.journal import Journal, StageKey\nimport os\n"
+    lines = "import sys; from stores.journal.journal import Journal, StageKey\nimport os\n"
     lines += "Journal(sys.argv[1]).once(StageKey('small', 1, 'train', 'team'), lambda lease: os._exit(9))"
     subprocess.run([sys.executable, "-c", lines, run.journal.url], cwd=SMALL.parents[2], timeout=60, check=False)
     assert take(run, "one", otherwise=0) == 2

@@ -11,7 +11,7 @@ from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.runners.compare import alone_config, compare_with_one
 from pipelines.runners.validate import check
-from serve_apps.workflow import load_workflow
+from serve_apps.authoring.workflow import load_workflow
 from stores.types import ModelVersionRef
 
 pytestmark = pytest.mark.fast

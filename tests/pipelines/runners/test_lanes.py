@@ -15,7 +15,7 @@ from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.runners import local_runner
 from pipelines.runners.lanes import result_of_all, walk
-from stores.run_values import RunValue
+from stores.journal.run_values import RunValue
 from tests.waits import wait_until
 
 pytestmark = pytest.mark.fast

@@ -32,9 +32,9 @@ from pipelines.run.run import Run
 from pipelines.runners import maintain as maintaining
 from pipelines.runners.maintain import maintain, plan
 from stores.files import list_files, open_filesystem, read_file, write_file
-from stores.journal import STAGES
-from stores.run_values import RunValue
-from stores.trace_tables import TraceTables, iteration_of_table, table_name
+from stores.journal.journal import STAGES
+from stores.journal.run_values import RunValue
+from stores.traces.trace_tables import TraceTables, iteration_of_table, table_name
 from stores.types import Purpose, RewardsRef, Trace, TracesRef
 
 pytestmark = pytest.mark.test

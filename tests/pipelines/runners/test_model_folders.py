@@ -14,7 +14,7 @@ import pytest
 
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.runners.validate import check
-from serve_apps import template_process
+from serve_apps.chat import template_process
 from tests.model_folders import CONFIG, SHAPES, change_json, tensors_of, write_model, write_tensors
 
 pytestmark = pytest.mark.fast

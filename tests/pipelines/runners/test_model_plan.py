@@ -13,7 +13,7 @@ from pipelines.runners import model_plan
 from pipelines.runners.model_plan import GIB, ModelPlan, plan, plan_lines
 from pipelines.runners.validate import check
 from serve_apps.config import CPU_HEAD_SIZES
-from stores.model_folder import read_config, read_tensors, why_windowed
+from stores.weights.model_folder import read_config, read_tensors, why_windowed
 from tests.model_folders import change_json, write_model
 
 pytestmark = pytest.mark.fast

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.runners.try_episode import TriedEpisodeFailed, example_of, try_episode
-from serve_apps.contracts import Boxed, Contract, JsonKeys, OneOf, Raw, Tags, Thinking
+from serve_apps.authoring.contracts import Boxed, Contract, JsonKeys, OneOf, Raw, Tags, Thinking
 
 pytestmark = pytest.mark.test
 

@@ -38,12 +38,12 @@ from pipelines.report.watch_table import watch_tables
 from pipelines.run.run import Run
 from pipelines.runners import watch_champion
 from pipelines.runners.claim import reason_to_skip
-from serve_apps.gateway.figures import NAMES, Tally
+from serve_apps.gateway.traffic.figures import NAMES, Tally
 from stores.metrics import METRICS
-from stores.registry import TeamRegistry
-from stores.served import Feedback, ServedStore
-from stores.team import Team
-from stores.tracking import RunTracker
+from stores.registry.registry import TeamRegistry
+from stores.registry.team import Team
+from stores.registry.tracking import RunTracker
+from stores.traces.served import Feedback, ServedStore
 from stores.types import SERVED, Purpose, Task
 
 pytestmark = pytest.mark.test

@@ -20,10 +20,10 @@ from pipelines.run.run import Run, plain
 from pipelines.runners.claim import champion_accuracy
 from pipelines.stages import evaluate
 from pipelines.stages.promote import promote
+from serve_apps.episode.team_spec import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.team_spec import TeamSpec
-from stores.stage_results import Decided, Evaluated
-from stores.traces import TraceStore
+from stores.journal.stage_results import Decided, Evaluated
+from stores.traces.store import TraceStore
 from stores.types import Cause, EpisodeStatus, ModelVersionRef, Task, Trace
 
 pytestmark = pytest.mark.test

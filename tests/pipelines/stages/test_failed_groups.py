@@ -17,7 +17,7 @@ from pipelines.stages import evaluate, train
 from pipelines.stages.promote import promote
 from pipelines.stages.running import run_stage
 from stores.types import ModelVersionRef
-from train_loops.trainer_handle import TrainJobError
+from train_loops.worker.trainer_handle import TrainJobError
 
 pytestmark = pytest.mark.fast
 

@@ -15,7 +15,7 @@ from pipelines.run import iterations
 from pipelines.run.iteration import NotDone
 from pipelines.run.run import Run
 from pipelines.stages import needed
-from stores.journal import Lease
+from stores.journal.journal import Lease
 
 pytestmark = pytest.mark.fast
 

@@ -24,11 +24,11 @@ from pipelines.run.champions import champion_version, followed, history, set_cha
 from pipelines.run.run import Run
 from pipelines.stages import promote as promotion
 from pipelines.stages.running import run_stage
-from stores.manifest import Probe
-from stores.registry import CHAMPION, PREVIOUS
-from stores.stage_results import Evaluated
-from stores.team import Team
+from stores.journal.stage_results import Evaluated
+from stores.registry.registry import CHAMPION, PREVIOUS
+from stores.registry.team import Team
 from stores.types import ModelVersionRef
+from stores.weights.manifest import Probe
 
 pytestmark = pytest.mark.fast
 

@@ -20,8 +20,8 @@ from pipelines.run.iteration import NotDone
 from pipelines.run.run import Run
 from pipelines.run.scoring import rewards_for
 from pipelines.stages.score import score
-from serve_apps.runner import WORKFLOW_RAISED
-from stores.stage_results import Scored
+from serve_apps.episode.runner import WORKFLOW_RAISED
+from stores.journal.stage_results import Scored
 from stores.types import SERVED, SOUND, Cause, EpisodeRewards, EpisodeStatus, Purpose, Trace
 
 pytestmark = pytest.mark.fast

@@ -13,11 +13,11 @@ import pytest
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit
-from serve_apps.acting_team import AgentCall
+from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.runner import run_episode
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.runner import run_episode
 from stores.types import Completion, FinishReason, ModelVersionRef, Purpose, Trace
-from train_loops.rows import samples_of
+from train_loops.rows.samples import samples_of
 
 pytestmark = pytest.mark.test
 

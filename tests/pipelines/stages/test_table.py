@@ -10,7 +10,7 @@ import stage_records as records
 
 from pipelines.config.run_config import load_config
 from pipelines.stages.table import STAGES, stage_named
-from stores.stage_results import StageResult, TrainedTeam
+from stores.journal.stage_results import StageResult, TrainedTeam
 
 pytestmark = pytest.mark.fast
 

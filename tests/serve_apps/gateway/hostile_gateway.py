@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from serve_apps.gateway.http_server import make_server
-from serve_apps.gateway.teams import ServedTeam, TeamRoute, TeamStores
+from serve_apps.gateway.http.http_server import make_server
+from serve_apps.gateway.traffic.teams import ServedTeam, TeamRoute, TeamStores
 from serve_apps.policy.client import ContextExhausted
 from stores.types import Completion, FinishReason, GenerateRequest
 from tests.serve_apps.gateway_scene import Scene, deployed_team

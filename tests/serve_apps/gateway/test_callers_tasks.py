@@ -15,14 +15,14 @@ import pytest
 from gateway_scene import Engine, Scene, deployed_team
 from test_mcp_api import session
 
-from serve_apps.agent import Agent
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.config import EpisodeConfig
-from serve_apps.gateway.shadow_player import ShadowPlayer
-from serve_apps.gateway.shadowing import ShadowJob
-from serve_apps.gateway.teams import TeamRoute
+from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.gateway.shadow.shadow_player import ShadowPlayer
+from serve_apps.gateway.traffic.shadowing import ShadowJob
+from serve_apps.gateway.traffic.teams import TeamRoute
 from serve_apps.openai_api.protocol import RunRequest
-from serve_apps.team_spec import TeamSpec
-from serve_apps.workflow import Outcome, Workflow
 from stores.types import Sampling, Task
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]

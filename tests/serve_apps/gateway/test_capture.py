@@ -16,12 +16,12 @@ from gateway_scene import Scene, deployed_team
 from records import MakeTrace
 
 from serve_apps.config import CaptureConfig
-from serve_apps.gateway.api_keys import ApiKey, make_key, write_keys
-from serve_apps.gateway.capture import BATCH_CHARACTERS, Capture
-from serve_apps.gateway.redaction import NOT_READ, Redaction
-from serve_apps.gateway.teams import TeamRoute, TeamStores
-from stores import served
-from stores.served import Feedback, ServedStore
+from serve_apps.gateway.traffic.api_keys import ApiKey, make_key, write_keys
+from serve_apps.gateway.traffic.capture import BATCH_CHARACTERS, Capture
+from serve_apps.gateway.traffic.redaction import NOT_READ, Redaction
+from serve_apps.gateway.traffic.teams import TeamRoute, TeamStores
+from stores.traces import served
+from stores.traces.served import Feedback, ServedStore
 from stores.types import SERVED, Trace
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from serve_apps.gateway.policy_stream import CoalescedStreams, Delta, SampleRequest
 from serve_apps.openai_api.protocol import ApiError
+from serve_apps.policy.policy_stream import CoalescedStreams, Delta, SampleRequest
 from serve_apps.policy.wire import WireResult
 from stores.types import Sampling
 

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from waits import until
 
-from serve_apps.gateway.connections import ConnectionLimits, LimitedConnection
+from serve_apps.gateway.http.connections import ConnectionLimits, LimitedConnection
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 

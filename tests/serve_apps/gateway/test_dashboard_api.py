@@ -13,10 +13,10 @@ from dashboard_scene import HOSTILE, fill, make_episode, reward_of, team_route
 from gateway_scene import Scene
 from waits import until
 
-from serve_apps.gateway import trace_reader
-from serve_apps.gateway.api_keys import make_key, write_keys
-from serve_apps.tokenizer import load_tokenizer
-from stores.traces import TraceStore
+from serve_apps.chat.tokenizer import load_tokenizer
+from serve_apps.gateway.traffic import trace_reader
+from serve_apps.gateway.traffic.api_keys import make_key, write_keys
+from stores.traces.store import TraceStore
 from stores.types import Purpose, Trace
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]

@@ -29,18 +29,18 @@ from transformers import AutoModelForCausalLM
 from waits import wait_until
 
 from pipelines.examples.calculator import program as calculator
+from serve_apps.chat.tokenizer import load_tokenizer
 from serve_apps.config import EpisodeConfig, GatewayConfig, ServeConfig, TelemetryConfig
+from serve_apps.episode.team_spec import TeamSpec
 from serve_apps.gateway.app import shadows_name
-from serve_apps.gateway.figures import by_version
 from serve_apps.gateway.routes import RouteError, gateway_apps, gateway_statuses, gateway_teams, route
-from serve_apps.gateway.teams import DeployedTeam, TeamRoute
+from serve_apps.gateway.traffic.figures import by_version
+from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute
 from serve_apps.policy.deployment import PolicyAppSpec, ensure_apps
-from serve_apps.team_spec import TeamSpec
-from serve_apps.tokenizer import load_tokenizer
-from stores.manifest import Probe
 from stores.types import ModelVersionRef, Sampling
-from stores.weight_cache import fetch
-from stores.weights import WeightStore
+from stores.weights.manifest import Probe
+from stores.weights.store import WeightStore
+from stores.weights.weight_cache import fetch
 from tests.serve_apps.controller_death import asked_all_the_time, kill_controller
 from tests.serve_apps.deployed_apps import remove_apps, replica_statuses
 

@@ -19,12 +19,12 @@ from waits import until
 from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.rule import caller_credit
 from pipelines.examples.calculator import program as calculator
-from serve_apps.gateway.api_keys import make_key, write_keys
-from serve_apps.gateway.http_server import make_server
-from serve_apps.gateway.peer_replicas import Status
-from serve_apps.gateway.teams import DeployedTeam, TeamRoute, TeamStores
+from serve_apps.gateway.http.http_server import make_server
+from serve_apps.gateway.traffic.api_keys import make_key, write_keys
+from serve_apps.gateway.traffic.peer_replicas import Status
+from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute, TeamStores
 from serve_apps.policy.client import PolicyCallError
-from stores.served import ServedStore
+from stores.traces.served import ServedStore
 from stores.types import SERVED, EpisodeStatus, Sampling, Trace
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]

@@ -13,7 +13,7 @@ from gateway_scene import deployed_team
 from serve_apps.config import CaptureConfig, GatewayConfig
 from serve_apps.gateway import routes
 from serve_apps.gateway.routes import RouteError, route
-from serve_apps.gateway.teams import TeamRoute
+from serve_apps.gateway.traffic.teams import TeamRoute
 from serve_apps.policy.app_list import Apps
 
 pytestmark = pytest.mark.test

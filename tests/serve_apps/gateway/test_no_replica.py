@@ -11,7 +11,7 @@ import pytest
 from gateway_scene import Scene
 
 from serve_apps.config import CallConfig
-from serve_apps.gateway.policy_stream import ServeStreams
+from serve_apps.policy.policy_stream import ServeStreams
 from serve_apps.policy.serve_client import ServeClient
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]

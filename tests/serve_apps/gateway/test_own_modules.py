@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from gateway_scene import deployed_team
 
+from serve_apps.episode.scripted import play_scripted
 from serve_apps.gateway.app import user_config
-from serve_apps.gateway.teams import DeployedTeam, TeamRoute, build_teams, parse_teams
-from serve_apps.scripted import play_scripted
+from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute, build_teams, parse_teams
 from stores.types import Task
 
 pytestmark = pytest.mark.test

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from serve_apps.gateway.peer_replicas import LOOKUP_INTERVAL_S, LOOKUP_TIMEOUT_S, PeerAddresses, Status
+from serve_apps.gateway.traffic.peer_replicas import LOOKUP_INTERVAL_S, LOOKUP_TIMEOUT_S, PeerAddresses, Status
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 A, B = ({"replica": name, "address": f"http://{name}"} for name in "ab")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from gateway_scene import Scene, deployed_team
 
-from serve_apps.gateway.teams import TeamRoute
-from serve_apps.parsers import Parsers
-from serve_apps.team_spec import TeamSpec
+from serve_apps.authoring.parsers import Parsers
+from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.gateway.traffic.teams import TeamRoute
 from tests.small_tokenizers import QWEN, build
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from serve_apps.gateway.teams import TeamRoute
+from serve_apps.gateway.traffic.teams import TeamRoute
 from tests.serve_apps.gateway_scene import Scene, deployed_team
 
 BODIES = Path(__file__).parents[2] / "clients" / "recorded_bodies.jsonl"

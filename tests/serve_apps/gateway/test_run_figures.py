@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_apps.gateway.figures import Tally, run_figures
+from serve_apps.gateway.traffic.figures import Tally, run_figures
 from stores.types import Cause
 
 pytestmark = pytest.mark.fast

@@ -12,8 +12,8 @@ import pytest
 from gateway_scene import Scene, deployed_team
 from waits import until
 
-from serve_apps.gateway.shadowing import Shadowing, ShadowJob, ShadowResult
-from serve_apps.gateway.teams import TeamRoute
+from serve_apps.gateway.traffic.shadowing import Shadowing, ShadowJob, ShadowResult
+from serve_apps.gateway.traffic.teams import TeamRoute
 from serve_apps.openai_api.chat_request import ChatRequest
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]

@@ -18,13 +18,13 @@ from gateway_scene import deployed_team
 from servers import free_port
 from waits import wait_until
 
+from serve_apps.chat.tokenizer import load_tokenizer
 from serve_apps.config import CaptureConfig, GatewayConfig
-from serve_apps.gateway.api_keys import ApiKey, make_key, write_keys
 from serve_apps.gateway.routes import gateway_apps, gateway_statuses, route
-from serve_apps.gateway.teams import TeamRoute, TeamStores
+from serve_apps.gateway.traffic.api_keys import ApiKey, make_key, write_keys
+from serve_apps.gateway.traffic.teams import TeamRoute, TeamStores
 from serve_apps.policy.app_list import change, open_list
-from serve_apps.tokenizer import load_tokenizer
-from stores.served import ServedStore
+from stores.traces.served import ServedStore
 from tests.serve_apps.deployed_apps import remove_apps
 from tests.serve_apps.speaking_app import speaker_entry
 

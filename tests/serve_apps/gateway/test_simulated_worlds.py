@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from gateway_scene import Scene, deployed_team
 
-from serve_apps.gateway.teams import TeamRoute
-from serve_apps.team_spec import TeamSpec
+from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.gateway.traffic.teams import TeamRoute
 from stores.types import Sampling
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]

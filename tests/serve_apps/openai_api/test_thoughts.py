@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from serve_apps.authoring.parsers import Parsers
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.openai_api.answer_reader import answer_format
 from serve_apps.openai_api.thoughts import KNOWN_MARKS, ThoughtReader, Thoughts, thought_marks, thoughts_of
-from serve_apps.parsers import Parsers
-from serve_apps.tokenizer import ChatTokenizer
 from tests.small_tokenizers import QWEN, build
 
 THINK = KNOWN_MARKS[0]

@@ -12,7 +12,7 @@ import pytest
 
 from serve_apps.policy import app_list
 from serve_apps.policy.app_list import AppList
-from stores.experiment import connect
+from stores.registry.experiment import connect
 
 pytestmark = pytest.mark.test
 

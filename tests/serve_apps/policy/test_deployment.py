@@ -15,9 +15,9 @@ from serve_apps.policy.deployment import PolicyAppSpec, _is_same, _retargeted, a
 from serve_apps.policy.policy_app import PolicyArgs
 from serve_apps.policy.proof import judge, max_difference, telling
 from serve_apps.policy.proving import Target, _probes, _proof
-from stores.manifest import Probe
 from stores.types import ModelVersionRef
-from stores.weights import WeightStore
+from stores.weights.manifest import Probe
+from stores.weights.store import WeightStore
 
 pytestmark = pytest.mark.test
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from serve_apps.policy.local_policy import LocalPolicy
-from stores.allowed_tokens import constraint_of
-from stores.manifest import Probe
+from stores.traces.allowed_tokens import constraint_of
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
-from stores.weights import WeightStore
+from stores.weights.manifest import Probe
+from stores.weights.store import WeightStore
 
 pytestmark = pytest.mark.fast
 

@@ -35,14 +35,14 @@ from serve_apps.policy.deployment import (
     sync_apps,
 )
 from serve_apps.policy.proof import SyncError
+from serve_apps.policy.proof_limits import Limits
 from serve_apps.policy.proving import Target, prove_apps
 from serve_apps.policy.replicas import Broadcast, handle_of
 from serve_apps.policy.serve_client import ServeClient
 from serve_apps.policy.sleeping_apps import put_to_sleep, wake_apps
-from serve_apps.proof_limits import Limits
-from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
-from stores.weights import WeightStore
+from stores.weights.manifest import Probe
+from stores.weights.store import WeightStore
 from tests.serve_apps.controller_death import kill_controller
 from tests.serve_apps.deployed_apps import remove_apps, replica_statuses
 

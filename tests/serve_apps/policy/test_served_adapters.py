@@ -23,12 +23,12 @@ from serve_apps.policy.deployment import (
     sync_apps,
 )
 from serve_apps.policy.proof import SyncError
+from serve_apps.policy.proof_limits import Limits
 from serve_apps.policy.proving import Target, prove_apps
 from serve_apps.policy.serve_client import ServeClient
-from serve_apps.proof_limits import Limits
-from stores.manifest import Probe
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
-from stores.weights import WeightStore
+from stores.weights.manifest import Probe
+from stores.weights.store import WeightStore
 from tests.serve_apps.deployed_apps import remove_apps, replica_statuses
 from train_loops.config import LoraConfig
 
@@ -46,9 +46,9 @@ def trainer_logprobs(
     base: str, adapter: str | None, sequences: Sequence[Sequence[int]]
 ) -> tuple[tuple[float, ...], ...]:
     """What a trainer makes of the sequences: base and adapter in peft."""
-    from train_loops.adapters import load_adapted
     from train_loops.config import DeepSpeedConfig
-    from train_loops.engine import load_model
+    from train_loops.engine.adapters import load_adapted
+    from train_loops.engine.deepspeed_engine import load_model
 
     model = (
         load_model(base, DeepSpeedConfig()) if adapter is None else load_adapted(base, adapter, DeepSpeedConfig()).model
@@ -74,9 +74,9 @@ class Served:
         self, group: str, version: int, *, noise: float, fault: str = "", is_liar: bool = False
     ) -> ModelVersionRef:
         """An adapter with noise in B, or with a fault; a liar's probe is not what its tensors say."""
-        from train_loops.adapters import make_adapter
         from train_loops.config import DeepSpeedConfig
-        from train_loops.engine import load_model
+        from train_loops.engine.adapters import make_adapter
+        from train_loops.engine.deepspeed_engine import load_model
 
         folder = self.scratch / f"{group}-{version}"
         seed = GROUPS.index(group) * 100 + version
@@ -121,7 +121,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_local: None) -> Iterator[Served]:
-    from train_loops.warmstart import adopt
+    from train_loops.engine.warmstart import adopt
 
     scratch = tmp_path_factory.mktemp("adapters")
     store = WeightStore(str(scratch / "weights"))

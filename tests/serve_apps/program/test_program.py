@@ -21,15 +21,15 @@ from pipelines.credit.posted_score import PostedScore
 from pipelines.examples.calculator import program as calculator
 from pipelines.examples.calculator.demonstrator import demonstrate
 from pipelines.run.scoring import per_agent
-from serve_apps.acting_team import ActingTeam, AgentCall
+from serve_apps.authoring.workflow import load_workflow
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
+from serve_apps.episode.acting_team import ActingTeam, AgentCall
+from serve_apps.episode.runner import run_episode
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError, RequestRefused
-from serve_apps.runner import run_episode
-from serve_apps.tokenizer import ChatTokenizer
-from serve_apps.workflow import load_workflow
 from serve_apps.workflows.program import Program
-from stores.rows import episode_table, traces_of
+from stores.traces.rows import episode_table, traces_of
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
 from tests.small_tokenizers import QWEN, build
 

@@ -13,10 +13,10 @@ import psutil
 import pytest
 from test_program import ONE, by_turn, play
 
+from serve_apps.authoring.workflow import load_workflow
 from serve_apps.program import workers
 from serve_apps.program.process import ProgramError
 from serve_apps.program.workers import Workers
-from serve_apps.workflow import load_workflow
 from serve_apps.workflows.program import Program
 from stores.types import EpisodeStatus
 

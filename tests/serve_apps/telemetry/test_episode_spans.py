@@ -22,13 +22,13 @@ from pair import Pair
 from seen_spans import exported, spans_of, tree_of
 from test_runner import PAIR, Broken, play, start
 
-from serve_apps.acting_team import AgentCall
-from serve_apps.agent import Agent, Tool, ToolError
+from serve_apps.authoring.agent import Agent, Tool, ToolError
+from serve_apps.authoring.workflow import Outcome, Workflow
+from serve_apps.episode.acting_team import AgentCall
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.telemetry import names
 from serve_apps.telemetry.episodes import Served, episode_spans
 from serve_apps.telemetry.texts import MAX_TEXT, messages
-from serve_apps.workflow import Outcome, Workflow
 from stores.types import EpisodeStatus, Task
 
 pytestmark = pytest.mark.fast
@@ -231,7 +231,7 @@ def test_attributes_have_the_names_of_the_conventions() -> None:
 
 def test_without_spans_nothing_of_opentelemetry_is_imported() -> None:
     code = (
-        "import sys, serve_apps.runner, serve_apps.gateway.call_spans, serve_apps.telemetry.requests\n"
+        "import sys, serve_apps.episode.runner, serve_apps.gateway.calls.call_spans, serve_apps.telemetry.requests\n"
         "from serve_apps.config import TelemetryConfig\n"
         "from serve_apps.telemetry.export import begin_export, end_export, flush_export\n"
         "begin_export(TelemetryConfig(), service='tests'); flush_export(); end_export()\n"

@@ -15,19 +15,19 @@ import psutil
 import pytest
 
 from pipelines.runners.validate import check_tools
-from serve_apps.acting_team import ActingTeam, AgentCall
-from serve_apps.agent import Agent, Tool, ToolError, ToolFault
+from serve_apps.authoring.agent import Agent, Tool, ToolError, ToolFault
+from serve_apps.authoring.workflow import Outcome, Workflow
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
+from serve_apps.episode.acting_team import ActingTeam, AgentCall
+from serve_apps.episode.runner import run_episode
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.process_log import TAIL
-from serve_apps.runner import run_episode
-from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.tools.mcp_server import McpServer
 from serve_apps.tools.mcp_session import Session
 from serve_apps.tools.mcp_tools import mcp_tool
-from serve_apps.workflow import Outcome, Workflow
 from serve_apps.workflows.declared import Declared
-from stores.rows import episode_table, traces_of
+from stores.traces.rows import episode_table, traces_of
 from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 
 pytestmark = [pytest.mark.nightly, pytest.mark.anyio]

@@ -21,10 +21,10 @@ import pytest
 import uvicorn
 from servers import free_port
 
-from serve_apps.agent import ToolError, ToolFault
+from serve_apps.authoring.agent import ToolError, ToolFault
 from serve_apps.tools.retriever import EmbeddedRetriever, HttpRetriever, as_information, read_rows
 from serve_apps.tools.retriever_app import build_retriever
-from stores.corpus import Corpus, Document, build_corpus
+from stores.traces.corpus import Corpus, Document, build_corpus
 
 pytestmark = pytest.mark.test
 

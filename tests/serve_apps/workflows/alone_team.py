@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_apps.agent import Agent
-from serve_apps.contracts import Tags
-from serve_apps.workflow import Outcome, Workflow
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.workflow import Outcome, Workflow
 from stores.types import Task
 
 

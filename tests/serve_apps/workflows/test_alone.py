@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from test_workflows import play
 
-from serve_apps.agent import Agent
-from serve_apps.tokenizer import ChatTokenizer
+from serve_apps.authoring.agent import Agent
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.workflows.alone import Alone, task_input
 from stores.types import Task
 

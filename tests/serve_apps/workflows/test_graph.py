@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from one_group import team_in_one_group
 
-from serve_apps.acting_team import AgentCall
-from serve_apps.agent import Tool
+from serve_apps.authoring.agent import Tool
+from serve_apps.authoring.expressions import parse_expression
+from serve_apps.authoring.graph import load_graph
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
+from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.runner import run_episode
+from serve_apps.episode.scripted import play_scripted
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.expressions import parse_expression
-from serve_apps.graph import load_graph
-from serve_apps.runner import run_episode
-from serve_apps.scripted import play_scripted
-from serve_apps.tokenizer import ChatTokenizer
 from serve_apps.workflows.declared import Declared
-from stores.corpus import build_corpus
+from stores.traces.corpus import build_corpus
 from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task
 from tests.serve_apps.workflows.test_workflows import agents_of, play
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from serve_apps.agent import Agent, Tool
-from serve_apps.contracts import Tags
-from serve_apps.scripted import play_scripted
-from serve_apps.workflow import Outcome, Workflow, load_workflow
+from serve_apps.authoring.agent import Agent, Tool
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.workflow import Outcome, Workflow, load_workflow
+from serve_apps.episode.scripted import play_scripted
 from serve_apps.workflows.orchestrated import Orchestrated
 from stores.types import EpisodeStatus, Task, Trace, Turn
 

@@ -12,13 +12,13 @@ import pytest
 from one_group import team_in_one_group
 
 from pipelines.examples.made_up_facts import tasks as made_up_facts
-from serve_apps.acting_team import AgentCall
-from serve_apps.agent import Reply, Tool, ToolError, TracedText
+from serve_apps.authoring.agent import Reply, Tool, ToolError, TracedText
+from serve_apps.authoring.workflow import Outcome, Workflow, together
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
+from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.runner import run_episode
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.runner import run_episode
-from serve_apps.tokenizer import ChatTokenizer
-from serve_apps.workflow import Outcome, Workflow, together
 from serve_apps.workflows.debate import HIDDEN, Debate, without_answer
 from serve_apps.workflows.hierarchical_search import HierarchicalSearch
 from serve_apps.workflows.iterative_search import IterativeSearch, Plan
@@ -26,7 +26,7 @@ from serve_apps.workflows.pioneer_observer import PioneerObserver
 from serve_apps.workflows.reflective_code import ReflectiveCode
 from serve_apps.workflows.single_agent import SingleAgent
 from serve_apps.workflows.solver_verifier import SolverVerifier
-from stores.corpus import build_corpus
+from stores.traces.corpus import build_corpus
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.fast

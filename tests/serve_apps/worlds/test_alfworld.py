@@ -19,10 +19,10 @@ from pipelines.examples.alfworld.games import FITS, HOLDS, KINDS, OPENABLE, PROP
 from pipelines.examples.alfworld.tasks import generate
 from pipelines.examples.alfworld.workflow import PYTHON, ROOT, Alfworld
 from pipelines.tasks.splits import settings_of
-from serve_apps.acting_team import AgentCall
+from serve_apps.authoring.environment import Environment
 from serve_apps.config import EpisodeConfig
-from serve_apps.replay import Script
-from serve_apps.worlds.environment import Environment
+from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode_spec import Script
 from serve_apps.worlds.workers import WorldWorkers
 from stores.types import EpisodeStatus, Task, Trace
 

@@ -21,11 +21,11 @@ from pipelines.examples.miniwob.demonstrator import LINE, demonstrate, right_ele
 from pipelines.examples.miniwob.tasks import PAGES, generate
 from pipelines.examples.miniwob.workflow import ROOT, Browsing
 from pipelines.tasks.splits import settings_of
-from serve_apps.acting_team import AgentCall
-from serve_apps.agent import AuthorError, ToolFault
+from serve_apps.authoring.agent import AuthorError, ToolFault
+from serve_apps.authoring.environment import Environment
 from serve_apps.config import EpisodeConfig
-from serve_apps.replay import Script
-from serve_apps.worlds.environment import Environment
+from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode_spec import Script
 from serve_apps.worlds.workers import SCRIPT, WorldWorkers, workers_of
 from stores.types import Cause, EpisodeStatus, Task, Trace
 from tests.venvs import make_venv

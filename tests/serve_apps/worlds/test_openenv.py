@@ -14,8 +14,8 @@ from odd_worlds import Corridor, Raising
 from openenv_server import Server, serving, serving_in_a_thread
 from websockets.asyncio.server import serve
 
-from serve_apps.agent import AuthorError, ToolFault, ToolRaised
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.agent import AuthorError, ToolFault, ToolRaised
+from serve_apps.authoring.environment import Environment
 from serve_apps.worlds.openenv import openenv_session, reach
 from stores.types import Cause
 

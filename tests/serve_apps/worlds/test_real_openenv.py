@@ -16,8 +16,8 @@ import pytest
 from waits import wait_until
 
 from pipelines.examples.household.world import House
-from serve_apps.agent import ToolFault
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.agent import ToolFault
+from serve_apps.authoring.environment import Environment
 from serve_apps.worlds.openenv import openenv_session
 from tests.servers import free_port
 

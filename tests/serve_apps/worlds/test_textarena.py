@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.environment import Environment
 from serve_apps.worlds.workers import WorldWorkers
 from tests.venvs import make_venv
 

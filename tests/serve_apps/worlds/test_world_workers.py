@@ -15,8 +15,8 @@ import psutil
 import pytest
 from waits import until, wait_until
 
-from serve_apps.agent import AuthorError, ToolFault, ToolRaised
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.agent import AuthorError, ToolFault, ToolRaised
+from serve_apps.authoring.environment import Environment
 from serve_apps.worlds.workers import WorldWorkers
 from stores.types import Cause
 
@@ -227,7 +227,7 @@ async def test_a_worker_may_be_ended_while_its_thread_waits_for_it(made: list[Wo
 def test_workers_end_with_the_process_that_has_them_however_it_ends(tmp_path: Path) -> None:
     code = f"""
 import asyncio, os, sys
-from serve_apps.worlds.environment import Environment
+from serve_apps.authoring.environment import Environment
 from serve_apps.worlds.workers import workers_of
 async def main():
     async with workers_of(Environment("odd_worlds:Starting", paths=({HERE!r},))).session() as world:

@@ -10,19 +10,18 @@ from typing import Any
 import one_group
 import pytest
 
-from serve_apps.acting_team import AgentCall
-from serve_apps.agent import Agent
+from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.environment import Environment
+from serve_apps.authoring.workflow import Outcome, Workflow
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.contracts import Tags
-from serve_apps.demonstrate import demonstrate
-from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.replay import Script
-from serve_apps.runner import run_episode
-from serve_apps.tokenizer import ChatTokenizer
-from serve_apps.workflow import Outcome, Workflow
-from serve_apps.worlds.environment import Environment
+from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.demonstrate import demonstrate
+from serve_apps.episode.runner import run_episode
+from serve_apps.episode_spec import EpisodeSpec, Script
 from serve_apps.worlds.workers import workers_of
-from stores.rows import episode_table, traces_of
+from stores.traces.rows import episode_table, traces_of
 from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 
 pytestmark = pytest.mark.test

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from train_loops.losses import ppo_clip
-from train_loops.team.happo import effective_sample_size, log_factor, update_order
+from train_loops.signal.happo import effective_sample_size, log_factor, update_order
+from train_loops.signal.losses import ppo_clip
 
 pytestmark = pytest.mark.fast
 

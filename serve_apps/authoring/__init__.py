@@ -1,0 +1,1 @@
+"""What the author of a workflow writes with: agents, workflows, contracts, graphs and worlds."""

@@ -1,0 +1,171 @@
+"""workflow: the class that a user subclasses. Agents and tools are class attributes, `run` is ordinary Python."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from serve_apps.authoring.agent import Agent, Tool
+from serve_apps.authoring.environment import Environment
+from serve_apps.authoring.team_code import import_module, in_use, own_folders, place_in_code
+from stores.types import Task
+
+SCORE = "score"
+"""The entry of an outcome's metadata that the credit rule `posted_score` pays: a number of 0 to 1, whoever wrote it."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Describes how an episode ended, as the workflow sees it."""
+
+    answer: str
+    stop_reason: str = "finished"
+    is_truncated: bool = False
+    """True where the workflow stopped early, at a limit of rounds for example."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values for credit rules and for readers of the trace; `score`, if it is there, is a number of 0 to 1."""
+    error: str = ""
+    """What went wrong although the episode came to its end; it is stored with the trace."""
+
+
+class Workflow:
+    """Defines the control flow among agents. Subclass it, declare `Agent`, `Tool` and `Environment` attributes, write `run`."""
+
+    agents: Mapping[str, Agent] = MappingProxyType({})
+    tools: Mapping[str, Tool] = MappingProxyType({})
+    environments: Mapping[str, Environment] = MappingProxyType({})
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        attributes = [(name, value) for base in reversed(cls.__mro__) for name, value in vars(base).items()]
+        cls.agents = {name: value for name, value in attributes if isinstance(value, Agent)}
+        cls.tools = {name: value for name, value in attributes if isinstance(value, Tool)}
+        cls.environments = {name: value for name, value in attributes if isinstance(value, Environment)}
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """Plays one episode. Call `await agents.<name>(...)` and `await tools.<name>(...)`; every call is recorded. A world is
+        opened by `async with tools.<name>(...) as world:`.
+
+        `agents.episode` is the episode's `EpisodeSpec`: iteration, purpose, seed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no run(task, agents, tools)")
+
+    def preflight(self) -> list[str]:
+        """Returns what the workflow uses of this machine, a line each; empty where it needs nothing.
+
+        `troupe validate` and every collector call it before episodes are played. It raises an error where the machine lacks
+        something that every episode needs.
+        """
+        return []
+
+    def check_task(self, task: Task, place: str) -> None:
+        """Raises ValueError, naming `place`, for a task that the workflow cannot play.
+
+        `troupe validate` calls it for every task; `place` is the file and the row.
+        """
+
+    def check_request(self, task: Task) -> None:
+        """Raises ValueError for a task that callers of the gateway may not give, or that the workflow cannot play.
+
+        The gateway calls it before each run: what a caller got wrong is status 400, and no failure of the team. A workflow that reads
+        metadata checks them in `check_task`; what it takes of its own task files and not of callers it refuses here.
+        """
+        self.check_task(task, "the task")
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The system and user templates of every agent, for the team manifest."""
+        return {name: f"{a.system}\n---\n{a.prompt}" if a.system else a.prompt for name, a in self.agents.items()}
+
+    @property
+    def prompts_sha256(self) -> str:
+        """The hash that identifies the prompts."""
+        return sha256(json.dumps(self.prompts, sort_keys=True).encode()).hexdigest()
+
+
+async def together(*calls: Awaitable[T]) -> list[T]:
+    """Awaits these calls side by side and returns their results in order. The first failure cancels the others."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def load_object(path: str, *, place: str) -> Any:
+    """Imports what `package.module:Name` names; ValueError with `place` and the fix where that fails."""
+    module_name, _, name = path.partition(":")
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        is_missing = f"{module_name}.".startswith(f"{error.name}.")  # itself, or the package that it is in
+        where = _found_below(module_name) if is_missing else ""
+        raise ValueError(
+            f"{place}: cannot import {module_name!r} ({error}): {where or 'is it on PYTHONPATH?'}"
+        ) from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise ValueError(f"{place}: {_about(module, module_name, name)}") from None
+
+
+def _about(module: Any, module_name: str, name: str) -> str:
+    """Says which file or folder was imported, and what it has in place of `name`."""
+    if getattr(module, "__file__", None) is None and (folders := list(getattr(module, "__path__", ()))):
+        where = _found_below(module_name) or "name a module in it, or put the code into its __init__.py"
+        return f"{module_name!r} is the folder {folders[0]}, which is no module and has no {name!r}: {where}"
+    public = [n for n in vars(module) if not n.startswith("_")]
+    found = f" ({file})" if (file := getattr(module, "__file__", None)) else ""
+    return f"{module_name!r}{found} has no {name!r}; it has {', '.join(public[:20]) or 'no public name'}"
+
+
+def _found_below(module_name: str) -> str:
+    """Says in which folder below this one the module lies, and so where to start troupe; empty where it is in none."""
+    stem = module_name.replace(".", "/")
+    files = [file for form in (f"{stem}.py", f"{stem}/__init__.py") for file in sorted(Path().glob(f"*/{form}"))]
+    return f"{files[0]} has that name, so start troupe in its folder (cd {files[0].parts[0]})" if files else ""
+
+
+def load_carried(code: Mapping[str, str], path: str, settings: Mapping[str, Any]) -> Workflow:
+    """Makes the workflow of a team by the code that it carries (empty: by the modules of this process).
+
+    ValueError or OSError whatever the modules raise: they are the user's, and other teams of the process go on.
+    """
+    try:
+        with in_use(code):
+            return load_workflow(path, settings)
+    except (ValueError, OSError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            f"workflow.path: {path!r} does not load ({type(error).__name__}: {error}{place_in_code(error)}): variables, files and "
+            "packages that a module needs when it is imported must be where the team acts"
+        ) from error
+
+
+def load_workflow(path: str, settings: Mapping[str, Any]) -> Workflow:
+    """Makes the workflow that a run config names; ValueError where it does not import, is none or refuses its settings."""
+    cls = load_object(path, place="workflow.path")
+    if not (isinstance(cls, type) and issubclass(cls, Workflow)):
+        raise ValueError(f"workflow.path: {path!r} is not a subclass of serve_apps.authoring.workflow.Workflow")
+    try:
+        workflow = cls(**settings)
+    except TypeError as error:
+        raise ValueError(f"workflow.settings: {path} does not take them: {error}") from None
+    if not workflow.agents:
+        raise ValueError(f"workflow.path: {path!r} declares no Agent: as a class attribute, or in its constructor")
+    if folders := own_folders():
+        workflow.environments = {
+            name: replace(kind, paths=(*kind.paths, *folders)) for name, kind in workflow.environments.items()
+        }
+    return workflow

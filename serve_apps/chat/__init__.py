@@ -1,0 +1,1 @@
+"""Messages of a chat <-> the tokens of a model, and texts of any length."""

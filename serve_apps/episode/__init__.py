@@ -1,0 +1,1 @@
+"""Runs one episode of a team and records it."""

@@ -1,0 +1,151 @@
+"""runner: a workflow, a task, a policy client -> the trace of one episode.
+
+    run_episode ── attempt 1..n ── Recorder ──> workflow.run(task, agents, tools)
+                                      │              │ await agents.solver(question=...)
+                                      │ <────────────┘
+                                      └──> Trace
+
+"A bad episode is data": the one place where whatever a workflow raises becomes a status, and a cause (serve_apps/episode/causes.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from serve_apps.authoring.agent import AuthorError, ToolError, ToolFault, ToolRaised
+from serve_apps.authoring.workflow import SCORE, Outcome
+from serve_apps.config import EpisodeConfig
+from serve_apps.episode.acting_team import ActingTeam, Complete
+from serve_apps.episode.causes import CallTimeout, cause_of_delay, cause_of_error
+from serve_apps.episode.episode_resources import episode_resources
+from serve_apps.episode.recorder import Recorder
+from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.policy.client import ContextExhausted, PolicyCallError
+from serve_apps.telemetry.episodes import Served, episode_spans
+from stores.types import Cause, EpisodeStatus, FinishReason, Trace
+
+CONTEXT_EXHAUSTED = "context_exhausted"
+"""The stop reason of an episode in which a prompt left no room for a completion."""
+WORKFLOW_RAISED, TOOL_RAISED = "workflow_raised", "tool_raised"
+"""The stop reasons of episodes in which the code of the workflow, or of a tool, raised an error of its own."""
+
+
+async def run_episode(
+    spec: EpisodeSpec, *, team: ActingTeam, complete: Complete, limits: EpisodeConfig, served: Served | None = None
+) -> Trace:
+    """Runs one episode to its end, whatever happens; only cancellation escapes.
+
+    A failure that the infrastructure caused is an attempt, repeated with the same seed; the last attempt is recorded. A
+    turn that was sampled by another version than the team's is such a failure, too.
+
+    Args: served: what its spans say of whom it answers; None: nobody.
+    """
+    for attempt in range(1, limits.max_attempts + 1):
+        recorder = Recorder(spec, team, complete, limits)
+        trace = await run_attempt(recorder, attempt, served=served)
+        if trace.cause is not Cause.INFRASTRUCTURE:
+            break
+    return trace
+
+
+async def run_attempt(recorder: Recorder, attempt: int, *, served: Served | None = None) -> Trace:
+    """Runs the recorder's episode once; whatever the workflow raises becomes a status. Only cancellation escapes."""
+    workflow = recorder.team.workflow_path
+    with episode_spans(recorder.spec, workflow=workflow, attempt=attempt, served=served) as recorder.spans:
+        trace = await _play(recorder, attempt)
+        recorder.spans.record(trace)
+        return trace
+
+
+async def _play(recorder: Recorder, attempt: int) -> Trace:
+    started_at = time.time()
+    status, stop_reason, error, outcome = EpisodeStatus.OK, "", "", Outcome(answer="")
+    raised: BaseException | None = None
+    try:
+        async with recorder.clock.deadline(recorder.limits.episode_timeout_s):
+            with episode_resources():
+                returned = await recorder.team.workflow.run(recorder.spec.task, recorder.agents, recorder.tools)
+        outcome = _recordable(returned)
+        stop_reason, error = outcome.stop_reason, outcome.error
+        if outcome.is_truncated or any(t.finish_reason is FinishReason.LENGTH for t in recorder.turns.values()):
+            status = EpisodeStatus.TRUNCATED
+    except ContextExhausted as exhausted:
+        status, stop_reason, error = EpisodeStatus.TRUNCATED, CONTEXT_EXHAUSTED, str(exhausted)
+    except TimeoutError as late:
+        raised, status, stop_reason = late, EpisodeStatus.TIMEOUT, "timeout"
+        seconds = recorder.clock.seconds
+        error = str(late) or f"no end after {seconds:.1f} s, {len(recorder.turns)} turns done"
+    except PolicyCallError as failed:
+        raised, status, stop_reason, error = failed, EpisodeStatus.INFRA_ERROR, "policy_call_failed", str(failed)
+    except ToolError as failed:
+        raised, status, stop_reason, error = failed, EpisodeStatus.TOOL_ERROR, _tool_stop(failed), str(failed)
+    except asyncio.CancelledError as cancelled:
+        if _is_cancelled():
+            raise
+        raised, status, stop_reason = cancelled, EpisodeStatus.AGENT_ERROR, WORKFLOW_RAISED
+        error = "CancelledError: the workflow awaited a task that it had cancelled itself"
+    except (Exception, SystemExit) as fault:  # noqa: BLE001 - the one place: what a workflow raises is agent_error
+        raised, status, stop_reason = fault, EpisodeStatus.AGENT_ERROR, WORKFLOW_RAISED
+        error = f"{type(fault).__name__}: {fault}"
+    cause = Cause.NONE if raised is None else _cause(recorder, raised)
+    return recorder.trace(status, stop_reason, error, outcome, started_at, attempt, cause=cause)
+
+
+def _cause(recorder: Recorder, raised: BaseException) -> Cause:
+    num_turns = len(recorder.turns)
+    if isinstance(raised, TimeoutError) and not isinstance(raised, CallTimeout):
+        seconds = recorder.clock.seconds
+        return cause_of_delay(seconds=seconds, waited_s=recorder.events.waited_s, num_turns=num_turns)
+    return cause_of_error(raised, num_turns=num_turns)
+
+
+def _tool_stop(failed: ToolError) -> str:
+    """Returns the stop reason of a tool's failure: its service failed, its code raised, or it refused its input."""
+    if isinstance(failed, ToolFault):
+        return "tool_failed"
+    return TOOL_RAISED if isinstance(failed, ToolRaised) else "tool_refused"
+
+
+def _recordable(returned: Any) -> Outcome:
+    """Returns the outcome of `run` with plain values, as a trace stores it.
+
+    Raises TypeError where it is none, AuthorError where its score is none: raised when it is paid, it would end the scoring
+    of every other episode.
+    """
+    if not isinstance(returned, Outcome):
+        raise TypeError(f"run returned {type(returned).__name__}, not an Outcome")
+    if not isinstance(returned.metadata, Mapping):
+        raise TypeError(
+            f"Outcome.metadata is {type(returned.metadata).__name__}, not a mapping: leave it out or give one"
+        )
+    metadata = dict(returned.metadata)
+    if metadata.get(SCORE) is not None:
+        metadata[SCORE] = _checked_score(metadata[SCORE])
+    return replace(
+        returned,
+        answer=str(returned.answer),
+        stop_reason=str(returned.stop_reason),
+        error=str(returned.error),
+        metadata=metadata,
+    )
+
+
+def _checked_score(score: Any) -> float:
+    try:
+        value = float(score)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise AuthorError(f"the episode's score is {str(score)[:80]}: a score is a number of 0 to 1")
+    return value
+
+
+def _is_cancelled() -> bool:
+    """Returns whether the task that runs this was cancelled, and not one that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,214 @@
+"""tool_recorder: what a workflow asks of tools and worlds -> their responses, each recorded as a tool call of the trace.
+
+In an episode that is played again a tool's response comes from the record. A world is played again and compared with it, because a world
+is what was done to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from serve_apps.authoring.agent import (
+    AuthorError,
+    Tool,
+    ToolError,
+    ToolFault,
+    ToolRaised,
+    counted_attempts,
+    noted_version,
+    traced,
+)
+from serve_apps.authoring.environment import Environment
+from serve_apps.episode.episode_events import EpisodeEvents
+from serve_apps.episode.replay import GIVEN_UP, Playback
+from serve_apps.telemetry.episodes import EpisodeSpans
+from serve_apps.telemetry.spans import Span
+from serve_apps.worlds.seen import recorded
+from serve_apps.worlds.world import Live, World
+from stores.types import Cause, ToolCall
+
+UNRECORDED = "[unrecorded]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """How one call is made and recorded."""
+
+    name: str
+    request: Mapping[str, Any]
+    """As it is recorded."""
+    read: Mapping[str, Any]
+    """The inputs, which say what the call was read from."""
+    live: Callable[[], Awaitable[Any]]
+    is_ours_to_wait: bool
+    """Whether the seconds of a call that failed are no policy's."""
+    timeout_s: float | None = None
+    """None: `live` has a limit of its own."""
+    keep: Callable[[Any], Any] = lambda response: response
+    """What the record keeps of a response."""
+
+
+class ToolRecorder:
+    """Calls the tools of one attempt at an episode, and opens its worlds."""
+
+    def __init__(self, events: EpisodeEvents, playback: Playback | None) -> None:
+        """Args: playback: what is played again; None: nothing."""
+        self.calls: dict[int, ToolCall] = {}
+        self._events, self._playback = events, playback
+        self._num_worlds: dict[str, int] = {}
+        self._open: set[World] = set()
+
+    async def use(self, name: str, tool: Tool, request: Mapping[str, Any], spans: EpisodeSpans) -> Any:
+        """Calls a tool and returns its response, every text of it marked as coming from this call."""
+        recorded_request = {key: UNRECORDED if key in tool.unrecorded else value for key, value in request.items()}
+
+        async def live() -> Any:
+            is_known, response = False, None
+            if self._playback is not None:
+                self._playback.check_stateless(name, tool)
+                is_known, response = self._playback.response(name, recorded_request)
+            return response if is_known else await tool(**request)
+
+        call = Call(
+            name=name,
+            request=recorded_request,
+            read=request,
+            live=live,
+            is_ours_to_wait=tool.timeout_cause == Cause.INFRASTRUCTURE,
+            timeout_s=tool.timeout_s,
+        )
+        try:
+            index, response = await self._record(call, spans)
+        except ToolError:
+            if tool.fail_open:
+                return tool.fallback
+            raise
+        if isinstance(response, str):
+            self._events.wrote(index, response)
+        return traced(response, index)
+
+    def open(self, name: str, environment: Environment, settings: Mapping[str, Any], spans: EpisodeSpans) -> World:
+        """Returns a world with these settings, which begins with its block."""
+        number = self._num_worlds.get(name, 0)
+        self._num_worlds[name] = number + 1
+
+        async def record(request: Mapping[str, Any], live: Live) -> tuple[int, Mapping[str, Any]]:
+            asked = {"world": number, **request}
+
+            async def compared() -> dict[str, Any]:
+                seen = await live()
+                if self._playback is not None:
+                    self._playback.compare(name, asked, seen)
+                return seen
+
+            call = Call(
+                name=name,
+                request=asked,
+                read=request,
+                live=compared,
+                is_ours_to_wait=environment.timeout_cause == Cause.INFRASTRUCTURE,
+                keep=lambda seen: recorded(seen, environment.max_info),
+            )
+            index, seen = await self._record(call, spans)
+            self._events.wrote(index, seen["text"])
+            return index, seen
+
+        return World(name, environment, settings, record, self._events.clock, self._open)
+
+    def used(
+        self,
+        tool: str,
+        *,
+        caller: str,
+        turn: int,
+        request: Mapping[str, Any],
+        response: str,
+        began: float,
+        spans: EpisodeSpans,
+    ) -> int:
+        """Records a tool call that a program made by itself between two turns; returns its number among the events.
+
+        Args: turn: the turn that asked for it. began: `time.perf_counter()` when that turn was answered.
+        """
+        index = self._events.next()
+        self.calls[index] = ToolCall(
+            call_index=index,
+            tool=tool,
+            caller=caller,
+            parents=(turn,),
+            request=request,
+            response=response,
+            error="",
+            start_s=began - self._events.began,
+            duration_s=time.perf_counter() - began,
+        )
+        spans.used(self.calls[index])
+        self._events.wrote(index, response)
+        return index
+
+    async def _record(self, call: Call, spans: EpisodeSpans) -> tuple[int, Any]:
+        """Makes a call and records it; returns its number among the events and its response.
+
+        Raises ToolError, or what it is a kind of, for a call that failed, and AuthorError as it is.
+        """
+        with spans.tool(call.name) as span:
+            return await self._made(call, span)
+
+    async def _made(self, call: Call, span: Span) -> tuple[int, Any]:
+        index, events = self._events.next(), self._events
+        start, started = time.perf_counter(), events.clock.seconds
+        record = ToolCall(
+            call_index=index,
+            tool=call.name,
+            caller="",
+            parents=events.parents_of(call.read, index),
+            request=call.request,
+            response=None,
+            error="",
+            start_s=start - events.began,
+            duration_s=0.0,
+        )
+        response: Any = None
+        fault: ToolError | AuthorError | None = None
+        with counted_attempts() as attempts, noted_version() as version:
+
+            def ended(**more: Any) -> ToolCall:
+                return replace(
+                    record,
+                    num_attempts=max(1, attempts[0]),
+                    duration_s=time.perf_counter() - start,
+                    version=version[0],
+                    **more,
+                )
+
+            try:
+                async with asyncio.timeout(call.timeout_s):
+                    response = await call.live()
+            except TimeoutError:
+                error = f"no answer after {call.timeout_s:g} s"
+                fault = ToolFault(error) if call.is_ours_to_wait else ToolError(error)
+            except asyncio.CancelledError:
+                if call.is_ours_to_wait:
+                    events.waited(started)
+                seconds = time.perf_counter() - start
+                self.calls[index] = ended(error=f"{GIVEN_UP} after {seconds:.1f} s")
+                raise
+            except (ToolError, AuthorError) as raised:
+                fault = raised
+            except (Exception, SystemExit) as raised:  # noqa: BLE001 - a tool that raises is a recorded tool_error, as an agent is
+                fault = ToolRaised(f"{type(raised).__name__}: {raised}")
+            if isinstance(fault, ToolFault):
+                events.waited(started)
+            recorded_response = None if fault else call.keep(response)
+            self.calls[index] = ended(response=recorded_response, error=str(fault or ""))
+        span.record(self.calls[index])
+        if isinstance(fault, ToolError):
+            kind = next(kind for kind in (ToolFault, ToolRaised, ToolError) if isinstance(fault, kind))
+            raise kind(f"tool {call.name!r}: {fault}")
+        if fault is not None:
+            raise fault
+        return index, response

@@ -1,0 +1,1 @@
+"""Calls of a team: a chat, a completion, a workflow run, an episode of a program."""

@@ -1,0 +1,97 @@
+"""messages_api: `POST /v1/messages`: a chat in the form of Anthropic's Messages API, where `gateway.messages_api` turns it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+
+from serve_apps.chat.long_texts import worked_on
+from serve_apps.gateway.calls.chat import chat_tokens, prepare_chat
+from serve_apps.gateway.calls.chat_reply import complete_chat, stream_chunks
+from serve_apps.gateway.http.api_state import ServiceDependency
+from serve_apps.gateway.http.chat_api import chat_ended
+from serve_apps.gateway.http.event_stream import chat_events, released_unless_streamed
+from serve_apps.gateway.http.long_bodies import LongBodyRoute
+from serve_apps.gateway.traffic.service import Service
+from serve_apps.gateway.traffic.teams import model_of
+from serve_apps.openai_api.http_errors import unless_gone
+from serve_apps.openai_api.messages import (
+    CountRequest,
+    MessagesRequest,
+    anthropic_error,
+    chat_of_messages,
+    message_events,
+    message_of,
+)
+from serve_apps.openai_api.protocol import ApiError, invalid_body_error
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class AnthropicRoute(LongBodyRoute):
+    """Answers errors in Anthropic's form."""
+
+    def get_route_handler(self) -> Handler:
+        """Returns the handler of the route."""
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except RequestValidationError as fault:
+                error = invalid_body_error(list(fault.errors()))
+            except ApiError as fault:
+                error = fault
+            return JSONResponse(anthropic_error(error.body), status_code=error.status, headers=error.headers)
+
+        return handle
+
+
+router = APIRouter(route_class=AnthropicRoute)
+
+
+@router.post("/v1/messages")
+async def create_message(body: MessagesRequest, request: Request, service: ServiceDependency) -> Response:
+    """Answers with an agent or a model group, at once or as server-sent events; tools, forms and limits are those of a chat."""
+    _check_on(service)
+    production, key = service.authorize(request, "call", model=body.model, counts=True)
+    slot = await service.take_slot(production.name, body.user, key)
+    with released_unless_streamed(service, slot) as start_stream:
+        asked = await worked_on(body.num_characters, lambda: chat_of_messages(body))
+        chat = await prepare_chat(asked, slot.team, *model_of(slot.team, body.model), kind="msg")
+        if body.stream:
+            events = message_events(chat_events(service, slot, stream_chunks(chat, service.streams)))
+            return start_stream(events, chat.headers, partial(chat_ended, service, slot, key, chat))
+        reply = await unless_gone(request, service.within_timeout(complete_chat(chat, service.streams)))
+    chat_ended(service, slot, key, chat)
+    return JSONResponse(message_of(reply), headers=chat.headers)
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(body: CountRequest, request: Request, service: ServiceDependency) -> dict[str, int]:
+    """Returns the number of tokens of a message's prompt as an agent or a model group gets it.
+
+    A prompt that does not fit the context is counted, too: callers ask so that they can shorten it. One that has more characters
+    than could fit is refused untokenized, since counting is work.
+    """
+    _check_on(service)
+    production, key = service.authorize(request, "call", model=body.model, counts=True)
+    # A place as any request takes: tokenizing is work.
+    with await service.take_slot(production.name, None, key) as team:
+        group, agent = model_of(team, body.model)
+
+        def count() -> int:
+            _, tokens = chat_tokens(chat_of_messages(body), team, group, agent)
+            return len(tokens)
+
+        return {"input_tokens": await worked_on(body.num_characters, count)}
+
+
+def _check_on(service: Service) -> None:
+    if not service.config.messages_api:
+        raise ApiError(404, "Anthropic's Messages API is off here: set gateway.messages_api: true", code="not_enabled")

@@ -1,0 +1,1 @@
+"""The app that answers shadow requests with the candidate."""

@@ -1,0 +1,1 @@
+"""What all requests of a gateway share: teams, callers, slots, figures, capture."""

@@ -1,0 +1,1 @@
+"""HTTP as our own servers speak it."""

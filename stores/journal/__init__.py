@@ -1,0 +1,1 @@
+"""Which stages are done, by which process, and what they returned."""

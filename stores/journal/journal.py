@@ -1,0 +1,547 @@
+"""journal: which stages are done, and which process does which now. SQLite by default, PostgreSQL past one machine.
+
+    once(key, work) ── done? ──────────────────────────────> the recorded ref, at once
+                    └─ free, failed, expired, owner dead? ──> take the lease (compare-and-swap on `token`)
+                                                              work(lease), heartbeats from a thread
+                                                              record ref or error, only where `token` is still ours
+
+Every lease of a key has a higher token than the one before (the fencing token), so a process that slept through its
+lease can record nothing. Leases expire by the clocks of the machines: keep these within seconds of each other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.schema import CreateTable
+
+from stores.journal.process import is_dead, this_process
+from stores.journal.sqlite_reading import SqliteReader
+from stores.journal.sqlite_urls import absolute_sqlite
+from stores.journal.waiting import waiting
+from stores.store_faults import UnreadableStore, name_sqlite_faults
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RUNNING, DONE, FAILED, FREE = "running", "done", "failed", "free"
+LOCK = "lock"
+"""The stage name of a lock, which is held but never done; its `model_group` is the name of the lock."""
+HOLD_WAIT_S = 3600.0
+"""How long `Journal.hold` waits for a lock that another process has: as long as the evaluation of a large team takes."""
+MAX_NAMES = 500
+"""Names in one query: databases limit them."""
+LIBPQ_DEADLINES = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""With these a server that vanished is noticed within 30 s; in seconds, but `tcp_user_timeout` in milliseconds."""
+
+METADATA = sa.MetaData()
+RUNS = sa.Table(
+    "runs",
+    METADATA,
+    sa.Column("run_id", sa.String(200), primary_key=True),
+    sa.Column("config_sha256", sa.String(64), nullable=False),
+    sa.Column("config_json", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+)
+STAGES = sa.Table(
+    "stages",
+    METADATA,
+    sa.Column("run_id", sa.String(200), primary_key=True),
+    sa.Column("iteration", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("stage", sa.String(100), primary_key=True),
+    sa.Column("model_group", sa.String(200), primary_key=True),
+    sa.Column("status", sa.String(20), nullable=False),
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("owner", sa.String(200), nullable=False),
+    sa.Column("process", sa.String(300), nullable=False),
+    sa.Column("expires_at", sa.Float, nullable=False),
+    sa.Column("started_at", sa.Float, nullable=False),
+    sa.Column("ended_at", sa.Float),
+    sa.Column("seconds", sa.Float),
+    sa.Column("ref", sa.Text),
+    sa.Column("error", sa.Text, nullable=False),
+)
+VALUES = sa.Table(
+    "run_values",
+    METADATA,
+    sa.Column("run_id", sa.String(200), primary_key=True),
+    sa.Column("name", sa.String(200), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+
+
+class LeaseLost(Exception):
+    """Another process took the stage over: stop, and write nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageKey:
+    """The key of a stage, which is done at most once, or of a lock."""
+
+    run_id: str
+    iteration: int
+    stage: str
+    model_group: str = ""
+
+    def __str__(self) -> str:
+        if self.stage == LOCK:
+            return f"the {self.model_group} of run {self.run_id}"
+        group = f" of {self.model_group}" if self.model_group else ""
+        return f"{self.stage}{group}, iteration {self.iteration} of run {self.run_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """One stage as the journal has it."""
+
+    run_id: str
+    iteration: int
+    stage: str
+    model_group: str
+    status: str
+    """`running`, `done` or `failed`."""
+    token: int
+    """Number of the lease, from 1: how often the stage was started."""
+    owner: str
+    process: str
+    """Host, pid and start time of the process that has or had the lease."""
+    expires_at: float
+    """Unix seconds: end of the lease unless a heartbeat moves it."""
+    started_at: float
+    ended_at: float | None
+    seconds: float | None
+    ref: dict[str, Any] | None
+    error: str
+
+    @property
+    def key(self) -> StageKey:
+        """The key of this row."""
+        return StageKey(self.run_id, self.iteration, self.stage, self.model_group)
+
+    @property
+    def is_free(self) -> bool:
+        """True if anybody may take the lease: nobody has it, or its owner is gone."""
+        return self.status in (FAILED, FREE) or self.expires_at < time.time() or is_dead(self.process)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One run as the journal has it."""
+
+    run_id: str
+    config_sha256: str
+    config_json: str
+    created_at: float
+
+
+class Lease:
+    """The right to do one stage."""
+
+    def __init__(self, key: StageKey, token: int) -> None:
+        self.key, self.token = key, token
+        self._is_lost = threading.Event()
+
+    def check(self) -> None:
+        """Raises LeaseLost if another process took over. Call it before anything that must not be done twice."""
+        if self._is_lost.is_set():
+            raise LeaseLost(f"{self.key}: lease {self.token} was taken over, another process does this stage now")
+
+
+class Journal:
+    """The journal at a SQLAlchemy URL. Cheap to make and to pickle: every process connects for itself."""
+
+    def __init__(self, url: str, *, is_read_only: bool = False) -> None:
+        """Args:
+            url: SQLAlchemy URL, for SQLite as `sqlite_url` makes it; there file and folder are made, a relative path is made
+                absolute.
+            is_read_only: nothing is made, changed or locked: a journal on a read-only mount or a full disk can be read, too.
+
+        ValueError for a URL that names no database, or one whose driver is not installed.
+        """
+        try:
+            parsed = absolute_sqlite(url) if url.startswith("sqlite") else sa.make_url(url)
+            parsed.get_dialect().import_dbapi()
+        except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
+            raise ValueError(
+                f"journal {url!r}: {error}; give a SQLAlchemy URL whose driver is installed, e.g. "
+                "postgresql+psycopg://troupe@host/troupe (pip install troupe-rl[postgres]) or sqlite:///PATH"
+            ) from None
+        if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+            raise ValueError(f"journal {url!r} has no file: other processes must see it, use sqlite:///PATH")
+        self.url = parsed.render_as_string(hide_password=False)
+        self.is_read_only = is_read_only
+        is_file = parsed.get_backend_name() == "sqlite"
+        self._reader = SqliteReader(parsed.database or "") if is_read_only and is_file else None
+        self._engine: tuple[int, sa.Engine] | None = None
+
+    @property
+    def shown_url(self) -> str:
+        """The URL for messages, without a password."""
+        return sa.make_url(self.url).render_as_string(hide_password=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_engine": None}
+
+    def begin_run(self, run_id: str, config_sha256: str, config_json: str) -> None:
+        """Creates the run, or finds it; ValueError if its config is another one.
+
+        What does not count in the config's hash (how many iterations, where things are kept) is kept as last given.
+        """
+        row = {"run_id": run_id, "config_sha256": config_sha256, "config_json": config_json, "created_at": time.time()}
+        if self._insert(RUNS, row):
+            return
+        with self._connect() as connection:
+            old = connection.execute(sa.select(RUNS).where(RUNS.c.run_id == run_id)).one()
+        if old.config_sha256 != config_sha256:
+            changed = _differences(json.loads(old.config_json), json.loads(config_json))
+            where = f"differs in {', '.join(changed[:5])}" if changed else f"was {old.config_sha256[:8]}"
+            raise ValueError(
+                f"run {run_id!r} exists with another config ({where}): use another run name or the old config"
+            )
+        if old.config_json != config_json:
+            with self._connect() as connection:
+                connection.execute(RUNS.update().where(RUNS.c.run_id == run_id).values(config_json=config_json))
+
+    def once(
+        self,
+        key: StageKey,
+        work: Callable[[Lease], dict[str, Any]],
+        *,
+        owner: str = "",
+        lease_s: float = 30.0,
+        wait_s: float = 3600.0,
+    ) -> dict[str, Any]:
+        """Returns the ref of a finished stage; does the stage first if it is not done, and waits if another process does it.
+
+        Args:
+            key: what is done at most once.
+            work: does it and returns a ref of JSON values. What it raises is recorded and raised again; the next call
+                may then try again.
+            owner: who is doing it, for people to read.
+            lease_s: how long a silent owner on another machine keeps the stage. A dead one on this machine loses it
+                at once.
+            wait_s: how long to wait for another process.
+
+        Raises:
+            TimeoutError: another process was still doing it after `wait_s`.
+            LeaseLost: another process took over while `work` ran; its result is not recorded.
+        """
+        lease = self._acquire(key, owner, lease_s, wait_s)
+        if isinstance(lease, dict):
+            return lease
+        started = time.perf_counter()
+        try:
+            with self._alive(lease, lease_s):
+                ref = work(lease)
+                text = json.dumps(ref)
+        except BaseException as error:
+            self._finish(lease, started, status=FAILED, error=f"{type(error).__name__}: {error}")
+            raise
+        if not self._finish(lease, started, status=DONE, ref=text, error=""):
+            lease._is_lost.set()
+            lease.check()
+        return json.loads(text)
+
+    @contextmanager
+    def hold(
+        self, run_id: str, name: str, *, owner: str = "", lease_s: float = 30.0, wait_s: float = HOLD_WAIT_S
+    ) -> Iterator[Lease]:
+        """Holds a lock, so that only one process at a time uses something; waits while another process has it.
+
+        Raises TimeoutError if another process still has it after `wait_s`.
+        """
+        lease = self._acquire(StageKey(run_id, 0, LOCK, name), owner, lease_s, wait_s)
+        assert isinstance(lease, Lease), "a lock is never done"
+        started = time.perf_counter()
+        try:
+            with self._alive(lease, lease_s):
+                yield lease
+        finally:
+            self._finish(lease, started, status=FREE)
+
+    @contextmanager
+    def _alive(self, lease: Lease, lease_s: float) -> Iterator[None]:
+        """Heartbeats from a thread."""
+        stopped = threading.Event()
+        heart = threading.Thread(
+            target=copy_context().run,  # so that its warnings carry the stage's log fields
+            args=(self._beat, lease, lease_s, stopped),
+            daemon=True,
+            name=f"lease {lease.key}",
+        )
+        heart.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+
+    def fail(self, lease: Lease, error: str) -> bool:
+        """Marks a leased stage as failed before its process is ended; False if the lease was lost before."""
+        return self._finish(lease, time.perf_counter(), status=FAILED, error=error)
+
+    def ref(self, key: StageKey) -> dict[str, Any] | None:
+        """The ref of a finished stage, else None."""
+        row = self._row(key)
+        return row.ref if row is not None and row.status == DONE else None
+
+    def stages(self, run_id: str, iteration: int | None = None) -> list[StageRow]:
+        """Every stage of a run, or of one iteration of it, that was ever started, by iteration and time."""
+        mine = (STAGES.c.run_id == run_id) & (STAGES.c.stage != LOCK)
+        query = sa.select(STAGES).where(mine).order_by(STAGES.c.iteration, STAGES.c.started_at)
+        if iteration is not None:
+            query = query.where(STAGES.c.iteration == iteration)
+        return [self._stage_row(row) for row in self._read(lambda connection: connection.execute(query).all())]
+
+    def latest(self, run_id: str) -> StageRow | None:
+        """The stage of a run that was started last; None where none ever was."""
+        mine = (STAGES.c.run_id == run_id) & (STAGES.c.stage != LOCK)
+        query = sa.select(STAGES).where(mine).order_by(STAGES.c.started_at.desc()).limit(1)
+        row = self._read(lambda connection: connection.execute(query).one_or_none())
+        return None if row is None else self._stage_row(row)
+
+    def finished(
+        self,
+        run_id: str,
+        stage: str,
+        *,
+        after: int = -1,
+        among: Collection[int] | None = None,
+        is_begun_enough: bool = False,
+    ) -> list[int]:
+        """Returns the iterations in which this stage is done, in order; refs are not read.
+
+        Args:
+            after: only iterations after this one.
+            among: only these iterations, of which there are few.
+            is_begun_enough: also those in which it is running.
+        """
+        states = (DONE, RUNNING) if is_begun_enough else (DONE,)
+        is_wanted = (STAGES.c.run_id == run_id) & (STAGES.c.iteration > after) & (STAGES.c.stage == stage)
+        query = sa.select(STAGES.c.iteration).where(is_wanted, STAGES.c.status.in_(states))
+        if among is not None:
+            query = query.where(STAGES.c.iteration.in_(among))
+        query = query.distinct().order_by(STAGES.c.iteration)
+        return list(self._read(lambda connection: connection.execute(query).scalars().all()))
+
+    def runs(self) -> list[RunRow]:
+        """Every run, oldest first."""
+        query = sa.select(RUNS).order_by(RUNS.c.created_at, RUNS.c.run_id)
+        return [RunRow(**row._mapping) for row in self._read(lambda connection: connection.execute(query).all())]
+
+    def put_value(self, run_id: str, name: str, value: Mapping[str, Any]) -> None:
+        """Keeps a small fact of a run (JSON values) under a name of `RunValue`; the last writer wins."""
+        row = {"run_id": run_id, "name": name, "value": json.dumps(dict(value))}
+        if not self._insert(VALUES, row):
+            is_row = (VALUES.c.run_id == run_id) & (VALUES.c.name == name)
+            with self._connect() as connection:
+                connection.execute(VALUES.update().where(is_row).values(value=row["value"]))
+
+    def pin_value(self, run_id: str, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Keeps a small fact of a run unless there is one of this name; returns the one that is there. The first writer wins."""
+        self._insert(VALUES, {"run_id": run_id, "name": name, "value": json.dumps(dict(value))})
+        pinned = self.value(run_id, name)
+        assert pinned is not None, f"{name} of {run_id} was just pinned"
+        return pinned
+
+    def value(self, run_id: str, name: str) -> dict[str, Any] | None:
+        """A fact kept by `put_value`, else None."""
+        is_row = (VALUES.c.run_id == run_id) & (VALUES.c.name == name)
+        query = sa.select(VALUES.c.value).where(is_row)
+        text = self._read(lambda connection: connection.execute(query).scalar_one_or_none())
+        return None if text is None else self._parsed(text, run_id, name)
+
+    def values(self, run_id: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Returns the facts of these names that were kept by `put_value`, by name."""
+        wanted = list(names)
+
+        def read(connection: sa.Connection) -> list[sa.Row[Any]]:
+            rows: list[sa.Row[Any]] = []
+            for start in range(0, len(wanted), MAX_NAMES):
+                is_wanted = (VALUES.c.run_id == run_id) & VALUES.c.name.in_(wanted[start : start + MAX_NAMES])
+                rows += connection.execute(sa.select(VALUES.c.name, VALUES.c.value).where(is_wanted))
+            return rows
+
+        return {row.name: self._parsed(row.value, run_id, row.name) for row in self._read(read)}
+
+    def _acquire(self, key: StageKey, owner: str, lease_s: float, wait_s: float) -> Lease | dict[str, Any]:
+        """A lease, or the ref if the stage is done."""
+        deadline, pause = time.monotonic() + wait_s, 0.02
+        while True:
+            row = self._row(key)
+            if row is not None and row.status == DONE:
+                return row.ref or {}
+            if row is None or row.is_free:
+                token = 1 if row is None else row.token + 1
+                if self._take(key, token, owner, lease_s):
+                    return Lease(key, token)
+                continue
+            waits = f"{key}: {row.owner or 'another process'} ({row.process}) is at it since {_clock(row.started_at)}"
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{waits}; gave up after {wait_s:g} s: wait for it, or end that process")
+            with waiting(f"{waits}, for its end"):
+                time.sleep(pause)
+            pause = min(pause * 1.5, 1.0)
+
+    def _take(self, key: StageKey, token: int, owner: str, lease_s: float) -> bool:
+        """Compare-and-swap: True if the lease numbered `token` is ours."""
+        now = time.time()
+        lease = {
+            "status": RUNNING,
+            "token": token,
+            "owner": owner,
+            "process": this_process(),
+            "expires_at": now + lease_s,
+            "started_at": now,
+            "ended_at": None,
+            "seconds": None,
+            "error": "",
+        }
+        if token == 1:
+            return self._insert(STAGES, {**_parts(key), **lease})
+        with self._connect() as connection:
+            # Only one process can raise this token, so that two that saw the same free row do not both get it.
+            is_row = _is_row(key) & (STAGES.c.token == token - 1) & (STAGES.c.status != DONE)
+            return connection.execute(STAGES.update().where(is_row).values(lease)).rowcount == 1
+
+    def _beat(self, lease: Lease, lease_s: float, stopped: threading.Event) -> None:
+        """Moves the end of the lease until `stopped`, or until the lease is lost."""
+        expires_at = time.time() + lease_s
+        while not stopped.wait(lease_s / 4):
+            try:
+                with self._connect() as connection:
+                    is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
+                    moved = STAGES.update().where(is_row).values(expires_at=time.time() + lease_s)
+                    is_ours = connection.execute(moved).rowcount == 1
+            except (OperationalError, OSError) as error:  # busy, unreachable, disk full
+                logger.warning("%s: heartbeat failed: %s", lease.key, getattr(error, "orig", error))
+                if time.time() >= expires_at:
+                    lease._is_lost.set()  # somebody may take it; as long as nobody has, the next heartbeat gets it back
+                continue
+            if is_ours:
+                expires_at = time.time() + lease_s
+                lease._is_lost.clear()
+            elif not stopped.is_set():
+                lease._is_lost.set()
+                return
+
+    def _finish(self, lease: Lease, started: float, **values: Any) -> bool:
+        is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
+        values |= {"ended_at": time.time(), "seconds": time.perf_counter() - started}
+        with self._connect() as connection:
+            return connection.execute(STAGES.update().where(is_row).values(values)).rowcount == 1
+
+    def _row(self, key: StageKey) -> StageRow | None:
+        query = sa.select(STAGES).where(_is_row(key))
+        row = self._read(lambda connection: connection.execute(query).one_or_none())
+        return None if row is None else self._stage_row(row)
+
+    def _insert(self, table: sa.Table, row: Mapping[str, Any]) -> bool:
+        """False if there is a row of this key already."""
+        try:
+            with self._connect() as connection:
+                connection.execute(table.insert().values(row))
+        except IntegrityError:
+            return False
+        return True
+
+    def _read(self, work: Callable[[sa.Connection], T]) -> T:
+        """What `work` reads in one transaction; where the journal is only read it may be called again."""
+        if self._reader is not None:
+            return self._reader.read(work)
+        with self._connect() as connection:
+            return work(connection)
+
+    def _parsed(self, text: str, run_id: str, name: str) -> dict[str, Any]:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise UnreadableStore(
+                f"the journal {self.shown_url} is damaged: what it has of run {run_id!r} as {name!r} is no JSON ({error}); "
+                "put a copy of it back"
+            ) from None
+
+    def _stage_row(self, row: sa.Row[Any]) -> StageRow:
+        values = dict(row._mapping)
+        name = f"{values['stage']} of iteration {values['iteration']}"
+        ref = None if values["ref"] is None else self._parsed(values["ref"], values["run_id"], name)
+        return StageRow(**{**values, "ref": ref})
+
+    def _connect(self) -> Any:
+        """A transaction as a context manager; engine and tables are made when first needed, once per process."""
+        if self._engine is None or self._engine[0] != os.getpid():
+            assert self._reader is None, f"{self.shown_url} is only read here"
+            self._engine = (os.getpid(), _open_engine(self.url, is_read_only=self.is_read_only))
+        return self._engine[1].begin()
+
+
+def _open_engine(url: str, *, is_read_only: bool = False) -> sa.Engine:
+    parsed = sa.make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        is_libpq = parsed.get_dialect().driver in ("psycopg", "psycopg2")
+        engine = sa.create_engine(url, pool_pre_ping=True, connect_args=LIBPQ_DEADLINES if is_libpq else {})
+    else:
+        Path(parsed.database or "").parent.mkdir(parents=True, exist_ok=True)
+        engine = sa.create_engine(url, connect_args={"timeout": 30})
+        name_sqlite_faults(engine)
+        sa.event.listen(engine, "connect", _use_wal)
+    if is_read_only and sa.inspect(engine).has_table(RUNS.name):  # a replica refuses to make tables, even those it has
+        return engine
+    for tries_left in (2, 1, 0):
+        try:
+            with engine.begin() as connection:
+                for table in METADATA.sorted_tables:
+                    connection.execute(CreateTable(table, if_not_exists=True))
+            return engine
+        except (IntegrityError, OperationalError, ProgrammingError):  # two processes make the tables at once
+            if not tries_left:
+                raise
+            time.sleep(0.2)
+    raise AssertionError("unreachable")
+
+
+def _use_wal(connection: Any, _: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA busy_timeout = 30000")
+    if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.close()
+
+
+def _parts(key: StageKey) -> dict[str, Any]:
+    return {f.name: getattr(key, f.name) for f in fields(key)}
+
+
+def _is_row(key: StageKey) -> sa.ColumnElement[bool]:
+    return sa.and_(*(STAGES.c[name] == value for name, value in _parts(key).items()))
+
+
+def _differences(old: Any, new: Any, place: str = "") -> list[str]:
+    """Dotted keys at which two JSON values differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = [*old, *(n for n in new if n not in old)]
+        return [d for n in names for d in _differences(old.get(n), new.get(n), f"{place}.{n}" if place else n)]
+    return [] if old == new else [place or "everything"]
+
+
+def _clock(unix_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(unix_s))

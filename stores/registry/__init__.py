@@ -1,0 +1,1 @@
+"""Team versions in MLflow, and what a run logs there."""

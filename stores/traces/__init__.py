@@ -1,0 +1,1 @@
+"""Episodes, their rewards and what is told of them, in LanceDB."""

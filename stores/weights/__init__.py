@@ -1,0 +1,1 @@
+"""Model versions: immutable folders with a manifest."""

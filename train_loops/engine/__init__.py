@@ -1,0 +1,1 @@
+"""A model of one group: loading, DeepSpeed, checkpoints, export, warm start."""

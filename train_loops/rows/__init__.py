@@ -1,0 +1,1 @@
+"""Traces -> training rows and their batches."""

@@ -1,0 +1,140 @@
+"""packed_attention: segments of rows laid end to end -> attention of each row to itself only, without a T x T mask.
+
+Linear layers and norms see one [1, T] row without padding. Only attention takes it apart again: segments of about the
+same length, after equally long beginnings, are one call. Installed as an attention function of transformers, so it
+works in every model whose attention goes through that interface, with gradient checkpointing and under DeepSpeed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from train_loops.rows.sharing import Segment
+
+PACKED_ATTENTION = "troupe_packed"
+"""Name of the attention function in transformers."""
+LENGTH_STEP = 16
+"""Segments attend in one call, padded to one length, if their lengths are equal when rounded up to a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Segments that attend in one call: S of them, at most L tokens each, after a beginning of P tokens."""
+
+    queries: torch.Tensor
+    """[S, L] int64: positions of the tokens; the last one is repeated where a segment is shorter."""
+    keys: torch.Tensor
+    """[S, P + L] int64: positions of the tokens before and in the segment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Families:
+    """All segments of a packed batch."""
+
+    families: tuple[Family, ...]
+    outputs: torch.Tensor
+    """[T] int64: the index of each token's output among those of all families, one after the other."""
+
+    def to(self, device: torch.device | str) -> Families:
+        """Returns the same on another device."""
+        return Families(
+            families=tuple(Family(queries=f.queries.to(device), keys=f.keys.to(device)) for f in self.families),
+            outputs=self.outputs.to(device),
+        )
+
+
+def families_of(segments: Sequence[Segment]) -> Families:
+    """Groups segments, which cover positions 0 to T, into families that attend together."""
+    alike: dict[tuple[int, int], list[Segment]] = {}
+    for segment in segments:
+        alike.setdefault((segment.begin, -(-segment.length // LENGTH_STEP)), []).append(segment)
+    families, begin = [], 0
+    outputs = np.empty(sum(s.length for s in segments), dtype=np.int64)
+    for members in alike.values():
+        longest = max(s.length for s in members)
+        queries = np.stack([s.start + np.minimum(np.arange(longest), s.length - 1) for s in members])
+        keys = np.concatenate([np.stack([s.prefix for s in members]), queries], axis=1)
+        families.append(Family(queries=torch.from_numpy(queries), keys=torch.from_numpy(keys)))
+        for number, segment in enumerate(members):
+            outputs[segment.places] = begin + number * longest + np.arange(segment.length)
+        begin += queries.size
+    return Families(families=tuple(families), outputs=torch.from_numpy(outputs))
+
+
+def install(model: PreTrainedModel) -> None:
+    """Makes `model` use packed attention, which without `families` is plain causal attention.
+
+    Models that cannot have it (see `why_not_packed`) keep theirs.
+    """
+    if why_not_packed(model):
+        return
+    AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
+    AttentionMaskInterface.register(PACKED_ATTENTION, _padding_mask)
+    model.set_attn_implementation(PACKED_ATTENTION)
+
+
+def refuse_unpackable(model: PreTrainedModel) -> None:
+    """Raises ValueError for a model that cannot compute packed rows."""
+    if reason := why_not_packed(model):
+        raise ValueError(f"{type(model).__name__} cannot compute packed rows: {reason}; set train.rows.pack: false")
+
+
+def why_not_packed(model: PreTrainedModel) -> str:
+    """Says why rows cannot be packed for this model; empty if they can."""
+    config = model.config
+    if not getattr(model, "_supports_attention_backend", False):
+        return "its attention does not go through transformers' AttentionInterface"
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+    if kinds:
+        return f"it has layers of {', '.join(sorted(kinds))}, which would reach across rows"
+    # Qwen's configs carry a window that no layer uses; their layer types, checked above, say so.
+    if getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None):
+        return f"sliding_window is {config.sliding_window}, which would reach across rows"
+    return ""
+
+
+def _packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    families: Families | None = None,
+    **settings: Any,
+) -> tuple[torch.Tensor, None]:
+    """Maps query, key, value [1, heads, T, D] to [1, T, heads, D]; every segment attends to its prefix and, causally, itself.
+
+    Without `families` the arguments are [B, heads, T, D], of rows padded on the right.
+    """
+    if families is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    outputs = []
+    for family in families.families:
+        length, num_keys = family.queries.shape[1], family.keys.shape[1]
+        mask = None  # then attention is causal
+        if (
+            num_keys > length
+        ):  # every query sees the whole prefix: the triangle begins after its num_keys - length columns
+            mask = torch.ones(length, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - length)[None, None]
+        parts = (_pick(q, family.queries), _pick(k, family.keys), _pick(v, family.keys))
+        outputs.append(sdpa_attention_forward(module, *parts, mask, **settings)[0].flatten(0, 1))
+    return torch.cat(outputs).index_select(0, families.outputs)[None], None
+
+
+def _pick(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Picks tokens: [T, heads, D] and positions [S, L] -> [S, heads, L, D]."""
+    return x.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
+
+
+def _padding_mask(*args: Any, attention_mask: torch.Tensor | None = None, **settings: Any) -> torch.Tensor | None:
+    """Returns the mask of a padded batch; for packed rows None, where transformers would build a dense T x T mask."""
+    return None if attention_mask is None else sdpa_mask(*args, attention_mask=attention_mask, **settings)

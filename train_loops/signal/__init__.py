@@ -1,0 +1,1 @@
+"""Rewards, baselines, KL and losses: what a row is trained for."""

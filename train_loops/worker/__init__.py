@@ -1,0 +1,1 @@
+"""The trainer's processes: jobs, learner, updates."""
