@@ -1,6 +1,6 @@
 """decoder_shapes: the config of a decoder built like Llama -> the tensors that its weights must hold, by name and shape.
 
-Compared with what transformers builds, family by family, in `tests/stores/test_decoder_shapes.py`. No torch.
+Compared with what transformers builds, family by family, in `tests/stores/weights/test_decoder_shapes.py`. No torch.
 """
 
 from __future__ import annotations

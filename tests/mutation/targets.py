@@ -25,7 +25,7 @@ TARGETS = (
     Target(
         name="losses",
         sources=("train_loops/signal/losses.py", "train_loops/signal/kl.py"),
-        tests=("tests/train_loops/test_losses.py", "tests/train_loops/test_loss_cuts.py"),
+        tests=("tests/train_loops/signal/test_losses.py", "tests/train_loops/test_loss_cuts.py"),
     ),
     Target(
         name="advantages",
@@ -35,13 +35,13 @@ TARGETS = (
     Target(
         name="rows",
         sources=("train_loops/rows/samples.py", "train_loops/signal/baselines.py"),
-        tests=("tests/train_loops/test_rows.py", "tests/train_loops/test_baselines.py"),
+        tests=("tests/train_loops/rows/test_rows.py", "tests/train_loops/signal/test_baselines.py"),
     ),
-    Target(name="mismatch", sources=("train_loops/signal/mismatch.py",), tests=("tests/train_loops/test_mismatch.py",)),
+    Target(name="mismatch", sources=("train_loops/signal/mismatch.py",), tests=("tests/train_loops/signal/test_mismatch.py",)),
     Target(
         name="batching",
         sources=("train_loops/rows/batching.py",),
-        tests=("tests/train_loops/test_batching.py", "tests/train_loops/test_merging.py"),
+        tests=("tests/train_loops/rows/test_batching.py", "tests/train_loops/rows/test_merging.py"),
     ),
     Target(
         name="evaluation",
@@ -52,7 +52,7 @@ TARGETS = (
     Target(
         name="journal",
         sources=("stores/journal/journal.py",),
-        tests=("tests/stores/test_journal.py",),
+        tests=("tests/stores/journal/test_journal.py",),
         tier="test",
         chosen=SLOW_OF_JOURNAL,
     ),
@@ -60,9 +60,9 @@ TARGETS = (
         name="traces",
         sources=("stores/traces/store.py", "stores/traces/trace_*.py"),
         tests=(
-            "tests/stores/test_traces.py",
-            "tests/stores/test_trace_tables.py",
-            "tests/stores/test_trace_upkeep.py",
+            "tests/stores/traces/test_traces.py",
+            "tests/stores/traces/test_trace_tables.py",
+            "tests/stores/traces/test_trace_upkeep.py",
             "tests/stores/test_damaged_tables.py",
         ),
         tier="test",
