@@ -53,7 +53,7 @@ def reference_pages() -> dict[str, str]:
 
 def config_schema() -> dict[str, Any]:
     """The JSON schema of a run config."""
-    from pipelines.config.schema import run_config_schema
+    from pipelines.config.run_config import run_config_schema
 
     return run_config_schema()
 

@@ -62,7 +62,6 @@ CPU_S_PER_MIB = 40.0
 
 IN_CALLS = {
     ("pipelines/cluster/faults.py", "re.compile"): "held by the module, which is imported",
-    ("pipelines/config/rules/paths.py", "re.compile"): "held by the module, which is imported",
     (
         "pipelines/examples/made_up_facts/demonstrator.py",
         "re.search",

@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from pipelines.config.renamed import REMOVED_KEYS, RENAMED_KEYS, RENAMED_VALUES, SPLIT_KEYS
 from stores.url_secrets import without_secrets
 
 
@@ -19,45 +18,23 @@ def near(name: str, known: Iterable[str]) -> str:
     return f": did you mean {nearest[0]!r}?" if nearest else f"; there are {', '.join(names)}"
 
 
-def explain(error: ValidationError, model: type[BaseModel], place: str, *, section: str = "") -> str:
-    """Returns one line per fault: place, key, what is wrong and, for an unknown key, its new name or the nearest known one.
-
-    Args:
-        section: the section of the run config that `model` is, where it is not the whole.
-    """
+def explain(error: ValidationError, model: type[BaseModel], place: str) -> str:
+    """Returns one line per fault: place, key, what is wrong and, for an unknown key, the nearest known one."""
     lines = []
     for fault in error.errors():
-        where = ".".join(str(part) for part in fault["loc"])
-        key = f"{section}.{where}" if section else where
+        key = ".".join(str(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":
-            lines.append(f"{place}: unknown key {where!r}: {_hint(key, model, fault['loc'], section)}")
+            lines.append(
+                f"{place}: unknown key {key!r}{near(str(fault['loc'][-1]), _keys_at(model, fault['loc'][:-1]))}"
+            )
         elif fault["type"] == "missing":
-            lines.append(f"{place}: {where!r} is missing")
-        elif fault["type"] == "literal_error" and str(fault["input"]) in (values := RENAMED_VALUES.get(key, {})):
-            lines.append(f"{place}: {where}: {fault['input']!r} is called {values[str(fault['input'])]!r} now")
+            lines.append(f"{place}: {key!r} is missing")
         else:
             message = fault["msg"].removeprefix("Value error, ")
-            got = (
-                f" (got {without_secrets(repr(fault['input']))})"
-                if where and not isinstance(fault["input"], (dict, list))
-                else ""
-            )
-            lines.append(f"{place}: {where + ': ' if where else ''}{message}{got}")
+            is_value = key and not isinstance(fault["input"], (dict, list))
+            got = f" (got {without_secrets(repr(fault['input']))})" if is_value else ""
+            lines.append(f"{place}: {key + ': ' if key else ''}{message}{got}")
     return "\n".join(lines)
-
-
-def _hint(key: str, model: type[BaseModel], location: tuple[Any, ...], section: str) -> str:
-    """Returns what to write instead of an unknown key."""
-    if key in RENAMED_KEYS:
-        return f"it is called {RENAMED_KEYS[key].removeprefix(section + '.')!r} now"
-    if key in SPLIT_KEYS:
-        names = " and ".join(repr(name.removeprefix(section + ".")) for name in SPLIT_KEYS[key])
-        return f"there are {names} in its place"
-    if key in REMOVED_KEYS:
-        return REMOVED_KEYS[key]
-    known = _keys_at(model, location[:-1])
-    nearest = get_close_matches(str(location[-1]), known, n=1)
-    return f"did you mean {nearest[0]!r}?" if nearest else f"known keys: {', '.join(known)}"
 
 
 def _keys_at(model: Any, location: tuple[Any, ...]) -> list[str]:

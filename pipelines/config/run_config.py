@@ -1,4 +1,4 @@
-"""run_config: YAML -> one frozen run config. Unknown keys name the nearest known one, old ones their new name.
+"""run_config: YAML -> one frozen run config. An unknown key is refused with the nearest known one.
 
 Pydantic and the standard library only, so that the command line answers at once and Airflow parses without torch.
 """
@@ -15,14 +15,13 @@ from typing import Any, Self
 from pydantic import ValidationError, model_validator
 
 from pipelines.config.messages import explain
-from pipelines.config.rules import agents, models, overlap, paths, placement, timeouts, training, whole_team
+from pipelines.config.rules import agents, models, overlap, placement, timeouts, training, whole_team
 from pipelines.config.run_sections import RunSections, merged
 from serve_apps.authoring.yaml_text import read_yaml
 from stores.config import refuse_secrets
 from stores.settings import identity
 
 RULES = (
-    paths.paths_are_current,
     agents.agents_have_one_group,
     agents.swapped_groups_have_one_agent,
     agents.priced_groups_exist,
@@ -72,6 +71,29 @@ def _sorted(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_sorted(v) for v in value]
     return value
+
+
+def run_config_schema() -> dict[str, Any]:
+    """Returns the JSON schema (draft 2020-12) of a run config's YAML file, for the reference and for editors.
+
+    Every property has a description. `"identity": false` marks fields that do not count for the hash of a run, and
+    `"identity": "if_changed"` those that count only away from their default. A file that begins from another one by
+    `extends` needs no other key.
+    """
+    schema = RunConfig.model_json_schema()
+    extends = {
+        "type": "string",
+        "title": "Extends",
+        "description": "The path of another run config, relative to this file, whose keys are the defaults of this one.",
+    }
+    required = {"if": {"not": {"required": ["extends"]}}, "then": {"required": schema.pop("required")}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "Troupe run config",
+        "properties": {"extends": extends, **schema["properties"]},
+        **required,
+    }
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:

@@ -6,11 +6,10 @@ The rules that join sections are functions of `RunSections` in `rules`; `run_con
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from pipelines.config.comparison import CompareConfig
 from pipelines.config.messages import explain
 from pipelines.config.schedule import ClusterConfig, ScheduleConfig
 from pipelines.config.sections import (
@@ -36,6 +35,32 @@ from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 from train_loops.config import TEAM, TinyModelConfig, TrainConfig, WarmstartConfig
 
 T = TypeVar("T", bound=BaseModel)
+
+
+class CompareConfig(Settings):
+    """This section names the single agent that `troupe compare` trains on the same tasks, from the same model and with as many
+    episodes, and compares with the team at as many completion tokens."""
+
+    agent: str = ""
+    """The name of an agent of the workflow whose prompt has one input, the task."""
+    answer: str = "answer"
+    """The field of its contract that is its answer."""
+    workflow: DottedConfig | None = None
+    """In the place of `agent`: a workflow of one agent, with its settings."""
+    model_group: str = ""
+    """The model group whose version 0 the agent begins from; empty: the agent's own, or with `workflow` the first."""
+    credit: DottedConfig | None = None
+    """The credit rule of its training; null: the run's."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """The dotted keys of the run config that differ for it, for example `{agents.solver.max_tokens: 64}`."""
+    max_episodes_per_task: int = Field(64, ge=1)
+    """The number of times that it answers a task at most, however many tokens are left."""
+
+    @model_validator(mode="after")
+    def _names_one_agent(self) -> Self:
+        if bool(self.agent) == (self.workflow is not None):
+            raise ValueError("give either `agent`, an agent of the workflow, or `workflow`, a workflow of one agent")
+        return self
 
 
 class RunSections(Settings):
@@ -139,7 +164,7 @@ class RunSections(Settings):
 
     def train_config(self, model_group: str) -> TrainConfig:
         """Returns the `train` section with this model group's overrides."""
-        return _override(self.train, self.model_groups[model_group].train, f"model_groups.{model_group}.train", "train")
+        return _override(self.train, self.model_groups[model_group].train, f"model_groups.{model_group}.train")
 
     @property
     def team_config(self) -> TrainConfig | None:
@@ -155,7 +180,7 @@ class RunSections(Settings):
 
     def serve_config(self, model_group: str) -> ServeConfig:
         """Returns the `serve` section with this model group's overrides."""
-        return _override(self.serve, self.model_groups[model_group].serve, f"model_groups.{model_group}.serve", "serve")
+        return _override(self.serve, self.model_groups[model_group].serve, f"model_groups.{model_group}.serve")
 
     def tiny_model(self, model_group: str) -> TinyModelConfig | None:
         """Returns `warmstart.tiny_model` with this model group's overrides; None where version 0 is a given model."""
@@ -164,7 +189,7 @@ class RunSections(Settings):
             if changes:
                 raise ValueError(f"{place}: there is no warmstart.tiny_model that it could change")
             return None
-        return _override(self.warmstart.tiny_model, changes, place, "warmstart.tiny_model")
+        return _override(self.warmstart.tiny_model, changes, place)
 
     def agent_changes(self, name: str) -> dict[str, Any]:
         """Returns what the `agents` section changes of the workflow's agent: setting -> value, None where it changes
@@ -172,12 +197,12 @@ class RunSections(Settings):
         return self.agents[name].model_dump() if name in self.agents else {}
 
 
-def _override(base: T, changes: Mapping[str, Any], place: str, section: str) -> T:
-    """Returns `base`, which is `section` of the run config, with nested `changes`, validated again; errors name `place`."""
+def _override(base: T, changes: Mapping[str, Any], place: str) -> T:
+    """Returns a section with nested `changes`, validated again; errors name `place`."""
     try:
         return type(base).model_validate(merged(base.model_dump(exclude_unset=True), changes))
     except ValidationError as error:
-        raise ValueError(explain(error, type(base), place, section=section)) from None
+        raise ValueError(explain(error, type(base), place)) from None
 
 
 def merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

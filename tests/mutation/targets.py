@@ -37,7 +37,11 @@ TARGETS = (
         sources=("train_loops/rows/samples.py", "train_loops/signal/baselines.py"),
         tests=("tests/train_loops/rows/test_rows.py", "tests/train_loops/signal/test_baselines.py"),
     ),
-    Target(name="mismatch", sources=("train_loops/signal/mismatch.py",), tests=("tests/train_loops/signal/test_mismatch.py",)),
+    Target(
+        name="mismatch",
+        sources=("train_loops/signal/mismatch.py",),
+        tests=("tests/train_loops/signal/test_mismatch.py",),
+    ),
     Target(
         name="batching",
         sources=("train_loops/rows/batching.py",),

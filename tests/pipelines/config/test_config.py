@@ -107,7 +107,12 @@ def begun_from(folder: str) -> dict[str, Any]:
             {"loop.max_lag": 2, "schedule": {"cron": "@continuous"}},
             r"loop\.max_lag = 2: schedule\.cron = '@continuous' allows one DAG run at a time, and overlap needs 3",
         ),
-        ({"train.zzz": 1}, r"unknown key 'train\.zzz': known keys: algorithm, "),
+        ({"train.zzz": 1}, r"unknown key 'train\.zzz'; there are advantage, agents, algorithm, "),
+        (
+            {"model_groups.solver_verifier.train": {"loss": {"clip_hihg": 1}}},
+            r"model_groups\.solver_verifier\.train: unknown key 'loss\.clip_hihg': did you mean 'clip_high'\?",
+        ),
+        ({"promote.deploy": ["canary"]}, r"promote\.deploy: Input should be"),
         (
             {"train.agents": {"solvr": {"weight": 2}}},
             r"train\.agents: 'solvr' is mapped to no model group: did you mean 'solver'\?",

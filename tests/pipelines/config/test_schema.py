@@ -10,8 +10,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from pipelines.config.run_config import RunConfig
-from pipelines.config.schema import run_config_schema
+from pipelines.config.run_config import RunConfig, run_config_schema
 
 pytestmark = pytest.mark.fast
 
