@@ -15,15 +15,6 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Numbers per attention head that vLLM's attention takes on a CPU; with others its engine dies at the first request."""
 
 
-class SpeculationConfig(Settings):
-    """This section sets speculation: an engine guesses several tokens at once from completions of the same agent, and keeps those that
-    it would have sampled anyway. It changes how fast tokens come, and none of them."""
-
-    num_tokens: int = Field(8, ge=1, le=32, json_schema_extra=NOT_IDENTITY)
-    """The number of tokens that are guessed at once, at most. How many are is decided for each sequence and step by how often such
-    guesses were right, and by what a guess costs."""
-
-
 class ServeConfig(Settings):
     """This section sets how the policy app of a model group runs: a vLLM engine per replica."""
 
@@ -62,10 +53,6 @@ class ServeConfig(Settings):
     """What tells thoughts from what is said in a completion: the name of a reasoning parser of vLLM, `auto`: the marks of the
     chat template, such as `<think>`, or `none`: thoughts are left in the text. It is about answers to chats, and changes neither what
     is sampled nor what workflows and judges read."""
-    speculation: SpeculationConfig | None = Field(None, json_schema_extra=NOT_IDENTITY)
-    """Speculation from stored completions, `{}` for the defaults; null: none. It pays where sequences are sampled one at a time
-    and agents answer in set forms; with many at once and a tiny model it does not, and an engine that finds that out makes fewer
-    drafts. On a GPU it takes an older runner of vLLM without asynchronous scheduling: measure both."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, passed on as they are."""
     start_timeout_s: float = Field(300, gt=0, json_schema_extra=NOT_IDENTITY)
@@ -85,25 +72,19 @@ class ServeConfig(Settings):
         """Returns what reads the completions."""
         return Parsers(tool=self.tool_parser, reasoning=self.reasoning_parser)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _guesses_no_tokens(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "speculation" in data:
+            raise ValueError(
+                "serve.speculation is no more: it rarely paid; drop it, or have vLLM guess: engine: {speculative_config: {method: suffix}}"
+            )
+        return data
+
     @model_validator(mode="after")
     def _block_size_fits(self) -> Self:
         if self.block_size != "auto" and self.gpus == 0 and self.block_size % 32:
             raise ValueError(f"serve.block_size = {self.block_size}: take a multiple of 32 on a CPU, or `auto`")
-        return self
-
-    @model_validator(mode="after")
-    def _speculates_once(self) -> Self:
-        if self.speculation is not None and "speculative_config" in self.engine:
-            raise ValueError(
-                "serve.speculation and engine.speculative_config both say how tokens are guessed: drop engine.speculative_config, whose "
-                "tokens depend on the guesses"
-            )
-        if self.speculation is not None and self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"serve.speculation with tensor_parallel_size = {self.tensor_parallel_size} was never tried: drop one of the two"
-            )
-        for name in UNTRIED_WITH_DRAFTS & self.engine.keys() if self.speculation is not None else ():
-            raise ValueError(f"serve.speculation with engine.{name} was never tried: drop one of the two")
         return self
 
     @field_validator("engine")
@@ -122,8 +103,6 @@ class ServeConfig(Settings):
         return engine
 
 
-UNTRIED_WITH_DRAFTS = frozenset({"tensor_parallel_size", "pipeline_parallel_size", "logits_processors"})
-"""Settings of the engine that change who samples, or which logits."""
 OF_CONSTRAINTS = frozenset({"structured_outputs_config", "reasoning_parser", "tokenizer_mode"})
 """Settings of the engine that the masks of constrained turns depend on."""
 

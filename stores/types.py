@@ -123,9 +123,6 @@ class GenerateRequest:
     prompt_token_ids: Sequence[int]
     sampling: Sampling
     seed: int
-    agent: str = ""
-    """Who asks; with the task it says which stored completions drafts are made from. Empty: none are made."""
-    task_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

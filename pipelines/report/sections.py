@@ -218,10 +218,6 @@ def _caption(row: Mapping[str, Any]) -> str:
     cached = {agent: _number(v.get("cached_prompt_share"), ".0%") for agent, v in (row.get("agents") or {}).items()}
     if shares := ", ".join(f"{agent} {share}" for agent, share in cached.items() if share != "–"):
         lines.append(f"prompt tokens from the prefix cache: {shares}")
-    if drafts := ", ".join(
-        _drafted(agent, v) for agent, v in (row.get("agents") or {}).items() if "tokens_per_step" in v
-    ):
-        lines.append(f"tokens per step and sequence, with drafts: {drafts}")
     lines += [f"{agent} chooses: {shares}" for agent, v in (row.get("agents") or {}).items() if (shares := _chosen(v))]
     stages = [f"{k} {v:.1f}" for k, v in (row.get("seconds") or {}).items() if k != "total"]
     overhead = figures.overhead_share(row)
@@ -235,10 +231,6 @@ def _caption(row: Mapping[str, Any]) -> str:
     if result and result.get("verdict"):
         lines.append(f"gate: {result['verdict']}, {result.get('condition', '')}")
     return "\n".join([*lines, *warning_lines(row)])
-
-
-def _drafted(agent: str, values: Mapping[str, Any]) -> str:
-    return f"{agent} {values['tokens_per_step']:.2f} ({values['draft_kept_share']:.0%} of the drafts kept)"
 
 
 def _chosen(values: Mapping[str, Any]) -> str:

@@ -168,10 +168,6 @@ def _agents(results: _Results) -> dict[str, dict[str, float]]:
     for trained in results.trained.values():
         for agent, figures in _learned(trained).items():
             agents[agent] = {**figures, **agents.get(agent, {})}
-    for agent, counts in (results.collected.drafts or {}).items():
-        if agent in agents and counts["steps"]:
-            agents[agent]["tokens_per_step"] = counts["sampled"] / counts["steps"]
-            agents[agent]["draft_kept_share"] = counts["kept"] / max(1, counts["drafted"])
     return agents
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from pipelines.episodes.drafts import Drafts
 from pipelines.episodes.dynamic_sampling import refill
 from pipelines.episodes.from_run import adopt_traces, source_of
 from pipelines.episodes.from_service import served_group, take_served
@@ -30,7 +29,6 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> Co
         _ = run.iteration(iteration - 1, needed_by=Collected.STAGE).collected
     models = run.samplers(iteration)
     serve(run, models)
-    drafts = Drafts(run, iteration)
     team_spec = run.team_spec(models, iteration=iteration)
     tasks = iteration_tasks(run, iteration)
     sampled = sample_train_episodes(
@@ -66,7 +64,6 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> Co
         stopped_by=sampled.stopped_by,
         carried=tuple(sampled.tasks_left) if settings.incomplete_groups == "carry" else (),
         served=served,
-        drafts=drafts.gained(),
     )
 
 

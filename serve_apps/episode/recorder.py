@@ -231,8 +231,6 @@ class Recorder:
             prompt_token_ids=prompt.token_ids,
             sampling=sampling,
             seed=_turn_seed(self.spec.seed, name, place),
-            agent=name,
-            task_id=self.spec.task.task_id,
         )
         start = time.perf_counter()
         call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request, options=options)

@@ -272,8 +272,6 @@ def _wire(key: int, request: GenerateRequest) -> WireRequest:
         request.sampling,
         model_group=request.model_group,
         seed=request.seed,
-        agent=request.agent,
-        task_id=request.task_id,
     )
 
 

@@ -20,8 +20,6 @@ milliseconds, as by default, stall an engine where something else computes, too.
 TOKENIZER_FILE = "tokenizer.json"
 PADDED_ROWS = "serve_apps.policy.padded_rows:PaddedRows"
 """The class by which engines leave out rows of the vocabulary that stand for no token."""
-DRAFTER = "serve_apps.policy.drafter.Drafter"
-"""The class by which engines guess tokens."""
 SCHEDULER = "serve_apps.policy.gathering_scheduler.GatheringScheduler"
 """The scheduler of an engine on a CPU."""
 ADAPTER_WORKER = "serve_apps.policy.adapter_products.AdapterWorker"
@@ -83,7 +81,7 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
             # A seeded request whose prefill is cut into chunks rewinds its generator, which a CPU generator cannot:
             # the engine would die ("CPU Generator does not use offset").
             "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(8192, config.max_model_len, config.max_num_seqs * (1 + _num_drafts(config))),
+            "max_num_batched_tokens": max(8192, config.max_model_len, config.max_num_seqs),
         }
         if config.tensor_parallel_size == 1:
             arguments["distributed_executor_backend"] = "uni"
@@ -97,23 +95,10 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
         arguments |= adapter_arguments(adapters)
         if config.gpus == 0:
             arguments["worker_cls"] = ADAPTER_WORKER
-    if config.speculation is not None:
-        arguments["speculative_config"] = {
-            "method": "custom_class",
-            "model": DRAFTER,
-            "num_speculative_tokens": config.speculation.num_tokens,
-        }
-        if config.gpus > 0:  # vLLM's own 2,048 would leave sequences out of a step
-            arguments["max_num_batched_tokens"] = max(8192, config.max_num_seqs * (1 + _num_drafts(config)))
     arguments |= config.engine
-    # With drafts vLLM refuses it here, and `SpeculationExtension` sets it.
-    if num_known_rows(model) is not None and config.speculation is None:
+    if num_known_rows(model) is not None:
         arguments["logits_processors"] = [PADDED_ROWS, *arguments.get("logits_processors", ())]
     return arguments
-
-
-def _num_drafts(config: ServeConfig) -> int:
-    return 0 if config.speculation is None else config.speculation.num_tokens
 
 
 def stop_token_ids(folder: Path) -> list[int]:

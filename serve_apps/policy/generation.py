@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
-from serve_apps.policy.drafter import DRAFTS
 from serve_apps.policy.serving_state import Route, ServingState
 from serve_apps.policy.wire import (
     CONTEXT,
@@ -51,18 +50,16 @@ class Routes(Protocol):
 class Generation:
     """Runs requests on one engine. Every method raises vLLM's EngineDeadError when the engine is gone."""
 
-    def __init__(self, engine: Any, routes: Routes, *, stop_token_ids: Sequence[int], has_drafts: bool = False) -> None:
+    def __init__(self, engine: Any, routes: Routes, *, stop_token_ids: Sequence[int]) -> None:
         """Starts nothing.
 
         Args:
             engine: an `AsyncLLM`.
             stop_token_ids: tokens that end a completion.
-            has_drafts: whether it has a drafter, which is told whose requests they are.
         """
         self._engine = engine
         self._routes = routes
         self._stop_token_ids = list(stop_token_ids)
-        self._has_drafts = has_drafts
         self._max_model_len: int = engine.model_config.max_model_len
         self._num_requests = 0
         self._looked_at = float("-inf")
@@ -259,8 +256,6 @@ class Generation:
         elif request.constraint:
             form = {name: value for name, value in json.loads(request.constraint).items() if name != "end_ids"}
             more["structured_outputs"] = StructuredOutputsParams(**form)
-        if self._has_drafts and request.agent:
-            more["extra_args"] = {DRAFTS: [request.agent, request.task_id]}
         return SamplingParams(
             max_tokens=request.max_tokens,
             temperature=request.temperature,

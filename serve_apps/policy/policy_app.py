@@ -32,7 +32,7 @@ from serve_apps.policy.engine_sleep import ASLEEP_UNTIL, EngineSleep
 from serve_apps.policy.generation import Generation
 from serve_apps.policy.priority import LOW_PRIORITY, has_low_priority, set_process_priority
 from serve_apps.policy.served_weights import ServedWeights
-from serve_apps.policy.wire import WireCompletion, WireDelta, WireProgress, WireRequest, WireResult
+from serve_apps.policy.wire import WireDelta, WireProgress, WireRequest, WireResult
 from stores.logs import bound, configure
 from stores.types import ModelVersionRef
 from stores.weights.model_folder import vocabulary_rows
@@ -150,12 +150,7 @@ class Policy:
         else:
             self._served = ServedAdapters(self._engine, room.model_groups)
         self._sleep = EngineSleep(self._engine)
-        self._has_drafts = self._args.serve.speculation is not None
-        if self._has_drafts:  # it would refuse requests that get no drafts, and are sampled as ever
-            self._engine.input_processor.speculative_config = None
-        self._generation = Generation(
-            self._engine, self._served, stop_token_ids=stop_token_ids(folder), has_drafts=self._has_drafts
-        )
+        self._generation = Generation(self._engine, self._served, stop_token_ids=stop_token_ids(folder))
 
     # -- generation ---------------------------------------------------------------------------------------------
 
@@ -195,19 +190,6 @@ class Policy:
         """Returns `statuses()` and `Generation.probe(sequences)` of this replica, for the proof of a sync."""
         logprobs = await self._generation.probe(sequences)
         return await self.statuses(), logprobs
-
-    # -- drafts -------------------------------------------------------------------------------------------------
-
-    async def draft_counts(self) -> dict[str, Any]:
-        """Returns {"replica_id", "num_positions": what drafts are made from, "agents": `Drafter.counts()`}."""
-        await self._prepare_engine()
-        (counts,) = (await self._engine.collective_rpc("troupe_draft_counts"))[:1]
-        return {"replica_id": serve.get_replica_context().replica_tag, **counts}
-
-    async def learn_drafts(self, completions: list[WireCompletion]) -> None:
-        """Takes completions of the last iteration, where this replica has sampled too little yet."""
-        await self._prepare_engine()
-        await self._engine.collective_rpc("troupe_learn_drafts", args=(completions,))
 
     # -- versions -----------------------------------------------------------------------------------------------
 
@@ -270,8 +252,6 @@ class Policy:
         self._watch = asyncio.ensure_future(self._die_with_engine())
         await self._engine.update_weight_version(str(self._args.model.version))
         await self._engine.collective_rpc("troupe_expect", args=(str(self._folder),))
-        if self._has_drafts:
-            await self._engine.collective_rpc("troupe_speculate")
 
     async def _die_with_engine(self) -> None:
         """Ends this replica soon after its engine is dead, also where nobody asks it anything."""

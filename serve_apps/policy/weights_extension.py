@@ -10,14 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serve_apps.policy.speculation_extension import SpeculationExtension
 from stores.weights.manifest import read_safetensors_header
 
 if TYPE_CHECKING:
     import torch
 
 
-class WeightsExtension(SpeculationExtension):
+class WeightsExtension:
     """Adds methods to every vLLM worker: `troupe_stage` checks new weights, `troupe_swap` makes them live.
 
     `troupe_free_bytes` says what room its GPU has (see engine_sleep.py).

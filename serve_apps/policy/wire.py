@@ -30,20 +30,6 @@ class WireRequest(NamedTuple):
     seed: int
     constraint: str = ""
     """As `Sampling.constraint`."""
-    agent: str = ""
-    """Who asks; empty where nobody is named. With the task it says which stored completions drafts are made from."""
-    task_id: str = ""
-
-
-class WireCompletion(NamedTuple):
-    """Tells an engine what an earlier one sampled."""
-
-    agent: str
-    task_id: str
-    token_ids: list[int]
-    """The end of the prompt and the completion."""
-    num_prompt: int
-    """How many of these are of the prompt."""
 
 
 class WireResult(NamedTuple):
@@ -93,8 +79,6 @@ def wire_request(
     *,
     model_group: str,
     seed: int,
-    agent: str = "",
-    task_id: str = "",
 ) -> WireRequest:
     """Returns the request with these sampling settings."""
     return WireRequest(
@@ -108,6 +92,4 @@ def wire_request(
         model_group=model_group,
         seed=seed,
         constraint=sampling.constraint,
-        agent=agent,
-        task_id=task_id,
     )

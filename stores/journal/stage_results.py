@@ -106,8 +106,6 @@ class Collected(StageResult):
     """By model group, the version that acted in traces of another run."""
     causes: Mapping[str, int] | None = None
     """Number of new episodes by `Cause` of their failure, `sound` for none."""
-    drafts: Mapping[str, Mapping[str, int]] | None = None
-    """With `serve.speculation`, by agent: `steps` of single sequences, tokens `sampled` in them, `drafted` and `kept`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

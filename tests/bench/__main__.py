@@ -39,7 +39,6 @@ BENCHES = {
     "rollout": "tests.bench.rollout",
     "sampling": "tests.bench.sampling",
     "sandbox": "tests.bench.sandbox",
-    "speculation": "tests.bench.speculation",
     "worlds": "tests.bench.worlds",
     "train": "tests.bench.training",
     "merging": "tests.bench.merging",

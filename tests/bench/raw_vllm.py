@@ -3,8 +3,6 @@
 python -m tests.bench.raw_vllm MODEL_FOLDER SERVE_CONFIG_JSON
 {"waves": file} -> {"seconds": [s per wave], "num_tokens": n, "same_share": share of completions as expected,
                      "completions": with "keep": true, the tokens of all}
-{"learn": file} -> {}, where SERVE_CONFIG has `speculation`: its drafter takes the file's requests as completions
-{"counts": true} -> what its drafter counted
 """
 
 from __future__ import annotations
@@ -16,10 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_apps.config import ServeConfig
-from serve_apps.policy.draft_tables import WINDOW
-from serve_apps.policy.drafter import DRAFTS
 from serve_apps.policy.engine_settings import engine_arguments, stop_token_ids
-from serve_apps.policy.wire import WireCompletion
 from tests.bench.peer import answer_questions
 
 
@@ -30,20 +25,9 @@ def main() -> None:
 
     folder, config = Path(sys.argv[1]), ServeConfig.model_validate_json(sys.argv[2])
     engine = LLM(**engine_arguments(config, folder))
-    if config.speculation is not None:
-        engine.collective_rpc("troupe_speculate")
     stops = stop_token_ids(folder)
 
     def answer(question: dict[str, Any]) -> dict[str, Any]:
-        if "counts" in question:
-            return dict(engine.collective_rpc("troupe_draft_counts")[0])
-        if "learn" in question:
-            known = [_completion(request) for request in json.loads(Path(question["learn"]).read_text())]
-            engine.collective_rpc("troupe_learn_drafts", args=(known,))
-            return {}
-        return run_waves(question)
-
-    def run_waves(question: dict[str, Any]) -> dict[str, Any]:
         seconds, num_tokens, num_same, num, kept = [], 0, 0, 0, []
         for wave in json.loads(Path(question["waves"]).read_text()):
             prompts: list[Any] = [{"prompt_token_ids": request["prompt"]} for request in wave]
@@ -57,7 +41,6 @@ def main() -> None:
                     detokenize=False,
                     stop_token_ids=stops,
                     output_kind=RequestOutputKind.FINAL_ONLY,
-                    extra_args={DRAFTS: [request["agent"], request["task"]]} if "agent" in request else None,
                 )
                 for request in wave
             ]
@@ -72,11 +55,6 @@ def main() -> None:
         return {"seconds": seconds, "num_tokens": num_tokens, "same_share": num_same / num, "completions": kept}
 
     answer_questions(answer)
-
-
-def _completion(request: dict[str, Any]) -> WireCompletion:
-    tail = request["prompt"][-WINDOW:]
-    return WireCompletion(request["agent"], request["task"], [*tail, *request["completion"]], len(tail))
 
 
 if __name__ == "__main__":

@@ -46,10 +46,6 @@ def adapters_have_one_base(config: RunSections) -> None:
             raise ValueError(
                 f"model_groups.{group}.base = {settings.base!r} is a model group: a base needs a name of its own"
             )
-        if has_lora and config.serve_config(group).speculation is not None:
-            raise ValueError(
-                f"model_groups.{group}: serve.speculation with adapters (train.lora) was never tried: drop one of the two"
-            )
     for base, members in config.bases.items():
         for what in ("model", "tiny_model", "serve"):
             values = {group: getattr(config.model_groups[group], what) for group in members}

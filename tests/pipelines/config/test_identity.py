@@ -19,7 +19,6 @@ pytestmark = pytest.mark.fast
 DEMO = yaml.safe_load((Path(__file__).parents[3] / "infra" / "runs" / "demo.yaml").read_text())
 OPTIONAL: dict[str, dict[str, Any]] = {
     "cost": {"at_most": 50},
-    "serve.speculation": {},
     "swap": {"groups": ["a", "b"]},
     "schedule": {"cron": "@daily"},
     "tasks.sentinel": {"path": "tasks.jsonl"},

@@ -73,3 +73,8 @@ def test_the_threads_that_the_machine_allows_are_no_reason_to_start_an_app_again
 def test_a_run_from_before_the_block_size_could_be_set_goes_on() -> None:
     assert "block_size" not in identity(ServeConfig())
     assert identity(ServeConfig(block_size=64))["block_size"] == 64
+
+
+def test_the_removed_speculation_is_refused_with_what_to_write_instead() -> None:
+    with pytest.raises(ValueError, match=r"serve\.speculation is no more.*speculative_config: \{method: suffix\}"):
+        ServeConfig.model_validate({"speculation": {}})

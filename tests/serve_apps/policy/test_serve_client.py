@@ -78,8 +78,8 @@ class FakeStream:
 
 
 def echo(item: Any) -> WireResult:
-    key, prompt, *_, seed, _, _, _ = item
-    return WireResult(key, [*prompt, seed], [-1.0] * (len(prompt) + 1), "stop", 7, False, "")
+    prompt = item.prompt_token_ids
+    return WireResult(item.key, [*prompt, item.seed], [-1.0] * (len(prompt) + 1), "stop", 7, False, "")
 
 
 def ask(handle: FakeHandle, num: int, capacity: int | None = None, **call: Any) -> list[Any]:
