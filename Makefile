@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := infra/runs/demo.yaml
 BIN := .venv/bin
 
-.PHONY: help docs demo demo-real fast test nightly check bench chaos gpu-check mutation workflows algorithms up airflow down clean system lock
+.PHONY: help docs demo demo-real fast test nightly check house bench chaos gpu-check mutation workflows algorithms up airflow down clean system lock
 
 help:  ## Print this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
@@ -46,6 +46,9 @@ check: .venv/.dev  ## Check lint, format, import layers and types
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy --num-workers 2
+
+house: .venv/.dev  ## Print how much source there is and where it is not as meant (ARGS=--paths: files that run, by a real iteration)
+	@$(BIN)/python infra/house.py $(ARGS)
 
 docs: .venv/.dev  ## Write the generated reference pages and build the documentation into build/site
 	$(BIN)/python infra/docs_reference.py

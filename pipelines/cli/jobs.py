@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import Address, Changes, ConfigPath, Root, RunName, find_run, load, reports_errors
+from pipelines.cli.options import JOBS, Address, Changes, ConfigPath, Root, RunName, find_run, load, reports_errors
 from pipelines.cluster.faults import EXIT_CODES, FaultKind
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Cluster = Annotated[
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file to `app`."""
     for command in (begin, iterate, submit, jobs, stop):
-        app.command()(command)
+        app.command(rich_help_panel=JOBS)(command)
 
 
 def hand_back(ref: dict[str, Any], part: str = "") -> None:

@@ -17,6 +17,8 @@ import yaml
 
 from pipelines.cli import jobs, models, new_team, service, tools
 from pipelines.cli.options import (
+    LOOK,
+    TRAIN,
     Address,
     Changes,
     ConfigPath,
@@ -49,7 +51,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 @reports_errors
 def train(
     config: ConfigPath,
@@ -99,7 +101,7 @@ def train(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 @reports_errors
 def stage(
     name: Annotated[str, typer.Argument(help=f"The stage: {', '.join(STAGES)}.")],
@@ -134,7 +136,7 @@ def stage(
     jobs.hand_back(work.hand_on(ref))
 
 
-@app.command("record")
+@app.command("record", rich_help_panel=TRAIN)
 @reports_errors
 def record_iteration(
     config: RunName,
@@ -152,7 +154,7 @@ def record_iteration(
     jobs.hand_back(record(existing_run(config, root), iteration, address=address, screen=Screen()))
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 @reports_errors
 def warmstart(config: ConfigPath, changes: Changes = None) -> None:
     """Make version 0 of every model group: supervised training on demonstrations or chosen traces."""
@@ -167,7 +169,7 @@ def warmstart(config: ConfigPath, changes: Changes = None) -> None:
         print(f"{group} v{ref.version}  {ref.uri}")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 @reports_errors
 def validate(
     config: ConfigPath,
@@ -195,7 +197,7 @@ def validate(
     print(f"{config}: ok ({len(loaded.model_groups)} model groups, {len(loaded.group_of)} agents)")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 @reports_errors
 def evaluate(
     team: TeamName,
@@ -210,26 +212,7 @@ def evaluate(
     print(json.dumps(evaluate_team(existing_run(name, root), alias, tasks, address=address), indent=2))
 
 
-@app.command("serve-config")
-@reports_errors
-def print_serve_config(
-    team: TeamName,
-    root: Root = "runs",
-) -> None:
-    """Print the Ray Serve config of a registered team's policy apps, for `serve deploy` or a RayService."""
-    from pipelines.report.inspect import serve_config
-
-    name, alias = split_team(team)
-    run = existing_run(name, root, is_read_only=True)
-    print(yaml.safe_dump(serve_config(run, alias), sort_keys=False), end="")
-    if any(s.gpus == 0 and s.threads == "auto" for s in map(run.config.serve_config, run.config.model_groups)):
-        print(
-            "troupe: serve.threads is auto: `threads` counts the cores of this machine; set it to those of the machines that serve",
-            file=sys.stderr,
-        )
-
-
-@app.command()
+@app.command(rich_help_panel=LOOK)
 @reports_errors
 def runs(
     root: Annotated[str, typer.Option(help="The folder that holds the runs, or the URL of their journal.")] = "runs",
@@ -250,7 +233,7 @@ def runs(
         raise UnreadableStore("\n".join(faults))
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 @reports_errors
 def show(
     config: RunName,
@@ -306,7 +289,7 @@ def show(
         Console().print(list_view(listed))
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 @reports_errors
 def why(
     config: RunName,
@@ -347,7 +330,7 @@ def why(
     Console().print(shown)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 @reports_errors
 def compare(
     config: RunName,
@@ -366,7 +349,7 @@ def compare(
     compare_with_one(existing_run(config, root), address=address, screen=Screen())
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 @reports_errors
 def diff(
     task: Annotated[str, typer.Argument(help="The id of the task.")],
@@ -385,26 +368,7 @@ def diff(
     Console().print(diff_view(existing_run(config, root, is_read_only=True), task, first, second))
 
 
-@app.command()
-@reports_errors
-def export(
-    model_group: Annotated[str, typer.Argument(help="The model group.")],
-    version: Annotated[int, typer.Argument(help="The version of its model.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write.")],
-    config: RunName,
-    is_merged: Annotated[
-        bool, typer.Option("--merged", help="Merges an adapter with its base into one model.")
-    ] = False,
-    root: Root = "runs",
-) -> None:
-    """Write a model version as a Hugging Face folder (an adapter as a peft folder) after checking its hashes."""
-    from pipelines.report.inspect import export_version
-
-    run = existing_run(config, root, is_read_only=True)
-    print(export_version(run, model_group, version, out, is_merged=is_merged))
-
-
-@app.command()
+@app.command(rich_help_panel=LOOK)
 @reports_errors
 def report(
     config: RunArgument,
@@ -421,26 +385,8 @@ def report(
         print(path)
 
 
-@app.command()
-@reports_errors
-def maintain(
-    config: RunName,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Prints what would be removed, and changes nothing.")
-    ] = False,
-    root: Root = "runs",
-) -> None:
-    """Merge small files, and remove old versions, weights and checkpoints that nothing needs (config section `maintain`)."""
-    from pipelines.runners.maintain import described
-    from pipelines.runners.maintain import maintain as maintain_run
-
-    ref = maintain_run(existing_run(config, root, is_read_only=dry_run), is_dry_run=dry_run)
-    print("\n".join(described(ref)))
-    jobs.hand_back(ref)
-
-
-jobs.add_to(app)
 service.add_to(app)
+jobs.add_to(app)
 tools.add_to(app)
 new_team.add_to(app)
 models.add_to(app)

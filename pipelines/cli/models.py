@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import reports_errors
+from pipelines.cli.options import TOOLS, reports_errors
 from pipelines.models.known import KNOWN, Dtype
 
 DtypeOption = Annotated[
@@ -25,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
     group = typer.Typer(help="Get, convert and try models, without a hub.", no_args_is_help=True)
     for command in (get, convert, check):
         group.command()(command)
-    app.add_typer(group, name="model")
+    app.add_typer(group, name="model", rich_help_panel=TOOLS)
 
 
 @reports_errors

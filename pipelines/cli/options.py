@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pipelines.config.run_config import RunConfig
     from pipelines.run.run import Run
 
+TRAIN, LOOK, SERVE, JOBS, TOOLS = "Train", "Look", "Serve", "Jobs", "Tools"
+"""The panels of `troupe --help`."""
 RUN_HELP = "A run config (RUN.yaml), or the name of a run in --root."
 RunName = Annotated[str, typer.Option("--run", metavar="RUN", help=RUN_HELP)]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]

@@ -11,6 +11,8 @@ import typer
 
 from pipelines.cli.jobs import hand_back
 from pipelines.cli.options import (
+    LOOK,
+    SERVE,
     Address,
     Changes,
     Root,
@@ -43,7 +45,7 @@ EXIT_CODES = {"sent_back": 10, "undecided": 11, "alarm": 12, "learning": 13}
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file to `app`."""
     for command in (serve, canary, shadow, promote, rollback, watch, lineage, key):
-        app.command()(command)
+        app.command(rich_help_panel=LOOK if command is lineage else SERVE)(command)
 
 
 @reports_errors

@@ -1,4 +1,4 @@
-"""tools: the commands around workflows and their tools: `graph`, `check-code`, `corpus`, `retriever`."""
+"""tools: commands that make or tidy something beside the loop: `export`, `maintain`, `serve-config`, `graph`, `check-code`, ..."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from pydantic import Field, ValidationError
 
-from pipelines.cli.options import Root, RunArgument, existing_run, find_run, reports_errors
+from pipelines.cli import jobs
+from pipelines.cli.options import (
+    TOOLS,
+    Root,
+    RunArgument,
+    RunName,
+    TeamName,
+    existing_run,
+    find_run,
+    reports_errors,
+    split_team,
+)
 from serve_apps.config import SandboxConfig
 from stores.settings import Settings
 
@@ -35,10 +47,10 @@ class Submission(Settings):
 
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file to `app`."""
-    app.command()(graph)
-    app.command("check-code")(check_code)
-    app.command()(corpus)
-    app.command()(retriever)
+    app.command("serve-config", rich_help_panel=TOOLS)(print_serve_config)
+    for command in (export, maintain, graph, corpus, retriever):
+        app.command(rich_help_panel=TOOLS)(command)
+    app.command("check-code", rich_help_panel=TOOLS)(check_code)
 
 
 @reports_errors
@@ -148,3 +160,56 @@ def _read(file: str) -> Submission:
         from pipelines.config.messages import explain
 
         raise ValueError(explain(error, Submission, file)) from None
+
+
+@reports_errors
+def print_serve_config(
+    team: TeamName,
+    root: Root = "runs",
+) -> None:
+    """Print the Ray Serve config of a registered team's policy apps, for `serve deploy` or a RayService."""
+    from pipelines.report.inspect import serve_config
+
+    name, alias = split_team(team)
+    run = existing_run(name, root, is_read_only=True)
+    print(yaml.safe_dump(serve_config(run, alias), sort_keys=False), end="")
+    if any(s.gpus == 0 and s.threads == "auto" for s in map(run.config.serve_config, run.config.model_groups)):
+        print(
+            "troupe: serve.threads is auto: `threads` counts the cores of this machine; set it to those of the machines that serve",
+            file=sys.stderr,
+        )
+
+
+@reports_errors
+def export(
+    model_group: Annotated[str, typer.Argument(help="The model group.")],
+    version: Annotated[int, typer.Argument(help="The version of its model.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write.")],
+    config: RunName,
+    is_merged: Annotated[
+        bool, typer.Option("--merged", help="Merges an adapter with its base into one model.")
+    ] = False,
+    root: Root = "runs",
+) -> None:
+    """Write a model version as a Hugging Face folder (an adapter as a peft folder) after checking its hashes."""
+    from pipelines.report.inspect import export_version
+
+    run = existing_run(config, root, is_read_only=True)
+    print(export_version(run, model_group, version, out, is_merged=is_merged))
+
+
+@reports_errors
+def maintain(
+    config: RunName,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Prints what would be removed, and changes nothing.")
+    ] = False,
+    root: Root = "runs",
+) -> None:
+    """Merge small files, and remove old versions, weights and checkpoints that nothing needs (config section `maintain`)."""
+    from pipelines.runners.maintain import described
+    from pipelines.runners.maintain import maintain as maintain_run
+
+    ref = maintain_run(existing_run(config, root, is_read_only=dry_run), is_dry_run=dry_run)
+    print("\n".join(described(ref)))
+    jobs.hand_back(ref)
