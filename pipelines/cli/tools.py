@@ -145,9 +145,9 @@ def retriever(
 
 
 def _embedding(path: str) -> Any:
-    from serve_apps.authoring.workflow import load_object
+    from stores.by_name import open_by_name
 
-    return load_object(path, place="--embed") if path else None
+    return open_by_name(path, place="--embed") if path else None
 
 
 def _read(file: str) -> Submission:

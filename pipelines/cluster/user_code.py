@@ -1,7 +1,7 @@
 """user_code: the folder of a user's own modules -> on the path of this process and of Ray's workers.
 
 Workers of a head that runs already get the folder that their driver was started in from Ray. A gateway, which no driver starts, gets
-the modules of a team with its route: see serve_apps/authoring/team_code.py.
+the modules of a team with its route: see stores/team_code.py.
 
 That folder comes first on the path. A `stores.py` in it would hide Troupe's package `stores`, and every process that starts
 afterwards would fail with "No module named 'stores.journal.journal'": so names are checked before.

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol
 
 from pipelines.config.sections import DottedConfig
-from serve_apps.authoring.workflow import load_object
+from stores.by_name import construct
 from stores.types import SERVED, Cause, EpisodeRewards, Trace, Turn, TurnReward
 
 CreditKind = Literal["returns", "increments"]
@@ -57,16 +57,13 @@ class CreditRule(Protocol):
 
 def load_credit(config: DottedConfig, *, place: str = "credit") -> CreditRule:
     """Returns the rule that a run config names. Raises ValueError if it cannot be imported, is no rule or refuses its settings."""
-    cls = load_object(config.path, place=f"{place}.path")
-    if not (callable(cls) and callable(getattr(cls, "assign_credit", None))):
-        raise ValueError(
-            f"{place}.path: {config.path!r} is no credit rule: it must be a class with assign_credit(trace)"
-        )
-    try:
-        inspect.signature(cls).bind(**config.settings)
-    except TypeError as error:
-        raise ValueError(f"{place}.settings: {config.path} does not take them: {error}") from None
-    rule = cls(**config.settings)
+    rule: CreditRule = construct(
+        config.path,
+        config.settings,
+        place=place,
+        wanted="a credit rule: a class with assign_credit(trace)",
+        fits=lambda cls: callable(cls) and callable(getattr(cls, "assign_credit", None)),
+    )
     if getattr(rule, "kind", None) not in ("returns", "increments"):
         raise ValueError(f"{place}.path: {config.path!r} must declare kind = 'returns' or 'increments'")
     return rule

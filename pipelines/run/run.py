@@ -18,12 +18,12 @@ from pipelines.run.iteration import Iteration
 from pipelines.run.order import sampler_of
 from pipelines.tasks.sources import load_tasks
 from serve_apps.authoring.agent import Agent
-from serve_apps.authoring.team_code import collect_code
 from serve_apps.authoring.workflow import Workflow, load_carried, load_workflow
 from serve_apps.episode.team_spec import TeamSpec
 from stores.files import is_uri, local_path
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Collected, Decided
+from stores.team_code import collect_code
 from stores.types import ModelVersionRef, Sampling, Task, team_key
 from stores.weights.manifest import REMOVED
 

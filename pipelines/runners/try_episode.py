@@ -14,11 +14,12 @@ from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import load_credit
 from pipelines.tasks.sources import iter_tasks
 from serve_apps.authoring.contracts import Boxed, Contract, JsonKeys, OneOf, Tags, Thinking
-from serve_apps.authoring.workflow import Workflow, load_object, load_workflow
+from serve_apps.authoring.workflow import Workflow, load_workflow
 from serve_apps.chat.tokenizer import ChatTokenizer, load_tokenizer
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.scripted import play_saying
+from stores.by_name import open_by_name
 from stores.types import SOUND, Task, Trace
 
 MAX_TEXT = 200
@@ -67,7 +68,7 @@ def _tokenizer(config: RunConfig) -> ChatTokenizer | None:
 def _speaker(config: RunConfig, workflow: Workflow) -> Callable[[AgentCall], str]:
     """Says what the demonstrator of the warm start would, or else the shortest text that fits an agent's contract."""
     if config.warmstart is not None and config.warmstart.demonstrator:
-        demonstrator = load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
+        demonstrator = open_by_name(config.warmstart.demonstrator, place="warmstart.demonstrator")
         dice = random.Random(config.seed)
         return lambda call: str(demonstrator(call.agent, call.task, call.inputs, dice))
     return lambda call: example_of(workflow.agents[call.agent].contract)

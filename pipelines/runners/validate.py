@@ -22,10 +22,11 @@ from pipelines.tasks.splits import SECTIONS, check_independent
 from serve_apps.authoring.agent import ToolFault
 from serve_apps.authoring.choices import Choice
 from serve_apps.authoring.parsers import Parsers
-from serve_apps.authoring.team_code import collect_code
-from serve_apps.authoring.workflow import Workflow, load_carried, load_object, load_workflow
+from serve_apps.authoring.workflow import Workflow, load_carried, load_workflow
 from serve_apps.config import CPU_HEAD_SIZES
 from serve_apps.workflows.alone import task_input
+from stores.by_name import open_by_name
+from stores.team_code import collect_code
 from stores.types import Task, families
 from stores.weights.model_folder import Tensors, read_tensors, why_windowed
 from train_loops.config import BASELINE_ALGORITHMS
@@ -41,7 +42,7 @@ def check(config: RunConfig) -> list[str]:
     if hasattr(credit, "infer"):
         _check_inferred(config)
     if config.warmstart is not None and config.warmstart.demonstrator:
-        load_object(config.warmstart.demonstrator, place="warmstart.demonstrator")
+        open_by_name(config.warmstart.demonstrator, place="warmstart.demonstrator")
     forms = TaskForms(workflow)
     check_tasks(config, check=forms.check)
     _check_environments(config, workflow)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.episodes.chosen_traces import choose_traces, under_orchestrator
 from pipelines.run.run import Run
-from serve_apps.authoring.workflow import load_object
 from serve_apps.chat.tokenizer import READY, PromptSettings
 from serve_apps.episode.acting_team import ActingTeam
 from serve_apps.episode.team_spec import TeamSpec
 from serve_apps.openai_api.tool_calls import OPEN
+from stores.by_name import open_by_name
 from stores.files import is_uri, local_path, open_filesystem
 from stores.journal.stage_results import WarmStarted
 from stores.types import Trace, team_key
@@ -196,7 +196,7 @@ def _demonstrations(
     return demonstrate(
         run.tasks("train"),
         team=_team(run, folders, spy),
-        demonstrator=load_object(settings.demonstrator, place="warmstart.demonstrator"),
+        demonstrator=open_by_name(settings.demonstrator, place="warmstart.demonstrator"),
         count=count,
         run_id=run.run_id,
         seed=run.config.seed,

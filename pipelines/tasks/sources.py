@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from pipelines.config.sections import TaskSourceConfig
 from pipelines.tasks.splits import comparable, part_of, settings_of
 from pipelines.tasks.task_fields import read_task
 from pipelines.tasks.task_files import read_rows
-from serve_apps.authoring.workflow import load_object
+from stores.by_name import construct
 from stores.types import FAMILY, Task, families
 
 Check = Callable[[Task, str], None]
@@ -58,13 +57,9 @@ def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Chec
 def _generated(source: TaskSourceConfig, section: str, seed: int) -> Iterator[tuple[str, Task]]:
     place = f"tasks.{section}"
     assert source.generator is not None and source.count is not None, "the config demands a count with a generator"
-    generate = load_object(source.generator.path, place=f"{place}.generator.path")
     settings = {"seed": seed, "split": source.split or section, "count": source.count, **source.generator.settings}
-    try:
-        inspect.signature(generate).bind(**settings)
-    except TypeError as error:
-        raise ValueError(f"{place}.generator.settings: {error} of {source.generator.path}") from None
-    yield from ((f"{place}: task {number}", task) for number, task in enumerate(generate(**settings), 1))
+    tasks = construct(source.generator.path, settings, place=f"{place}.generator")
+    yield from ((f"{place}: task {number}", task) for number, task in enumerate(tasks, 1))
 
 
 def _filed(source: TaskSourceConfig, section: str) -> Iterator[tuple[str, Task]]:

@@ -7,13 +7,13 @@ import json
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from serve_apps.authoring.agent import Agent, Tool
 from serve_apps.authoring.environment import Environment
-from serve_apps.authoring.team_code import import_module, in_use, own_folders, place_in_code
+from stores.by_name import construct
+from stores.team_code import in_use, own_folders
 from stores.types import Task
 
 SCORE = "score"
@@ -102,66 +102,21 @@ async def together(*calls: Awaitable[T]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def load_object(path: str, *, place: str) -> Any:
-    """Imports what `package.module:Name` names; ValueError with `place` and the fix where that fails."""
-    module_name, _, name = path.partition(":")
-    try:
-        module = import_module(module_name)
-    except ImportError as error:
-        is_missing = f"{module_name}.".startswith(f"{error.name}.")  # itself, or the package that it is in
-        where = _found_below(module_name) if is_missing else ""
-        raise ValueError(
-            f"{place}: cannot import {module_name!r} ({error}): {where or 'is it on PYTHONPATH?'}"
-        ) from error
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        raise ValueError(f"{place}: {_about(module, module_name, name)}") from None
-
-
-def _about(module: Any, module_name: str, name: str) -> str:
-    """Says which file or folder was imported, and what it has in place of `name`."""
-    if getattr(module, "__file__", None) is None and (folders := list(getattr(module, "__path__", ()))):
-        where = _found_below(module_name) or "name a module in it, or put the code into its __init__.py"
-        return f"{module_name!r} is the folder {folders[0]}, which is no module and has no {name!r}: {where}"
-    public = [n for n in vars(module) if not n.startswith("_")]
-    found = f" ({file})" if (file := getattr(module, "__file__", None)) else ""
-    return f"{module_name!r}{found} has no {name!r}; it has {', '.join(public[:20]) or 'no public name'}"
-
-
-def _found_below(module_name: str) -> str:
-    """Says in which folder below this one the module lies, and so where to start troupe; empty where it is in none."""
-    stem = module_name.replace(".", "/")
-    files = [file for form in (f"{stem}.py", f"{stem}/__init__.py") for file in sorted(Path().glob(f"*/{form}"))]
-    return f"{files[0]} has that name, so start troupe in its folder (cd {files[0].parts[0]})" if files else ""
-
-
 def load_carried(code: Mapping[str, str], path: str, settings: Mapping[str, Any]) -> Workflow:
-    """Makes the workflow of a team by the code that it carries (empty: by the modules of this process).
-
-    ValueError or OSError whatever the modules raise: they are the user's, and other teams of the process go on.
-    """
-    try:
-        with in_use(code):
-            return load_workflow(path, settings)
-    except (ValueError, OSError):
-        raise
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"workflow.path: {path!r} does not load ({type(error).__name__}: {error}{place_in_code(error)}): variables, files and "
-            "packages that a module needs when it is imported must be where the team acts"
-        ) from error
+    """Makes the workflow of a team by the code that it carries (empty: by the modules of this process); fails as `load_workflow` does."""
+    with in_use(code):
+        return load_workflow(path, settings)
 
 
 def load_workflow(path: str, settings: Mapping[str, Any]) -> Workflow:
-    """Makes the workflow that a run config names; ValueError where it does not import, is none or refuses its settings."""
-    cls = load_object(path, place="workflow.path")
-    if not (isinstance(cls, type) and issubclass(cls, Workflow)):
-        raise ValueError(f"workflow.path: {path!r} is not a subclass of serve_apps.authoring.workflow.Workflow")
-    try:
-        workflow = cls(**settings)
-    except TypeError as error:
-        raise ValueError(f"workflow.settings: {path} does not take them: {error}") from None
+    """Makes the workflow that a run config names.
+
+    ValueError or OSError whatever its modules raise: they are the user's, and other teams of the process go on.
+    """
+    workflow = construct(
+        path, settings, place="workflow", wanted="a subclass of serve_apps.Workflow", fits=_is_workflow
+    )
+    assert isinstance(workflow, Workflow)
     if not workflow.agents:
         raise ValueError(f"workflow.path: {path!r} declares no Agent: as a class attribute, or in its constructor")
     if folders := own_folders():
@@ -169,3 +124,7 @@ def load_workflow(path: str, settings: Mapping[str, Any]) -> Workflow:
             name: replace(kind, paths=(*kind.paths, *folders)) for name, kind in workflow.environments.items()
         }
     return workflow
+
+
+def _is_workflow(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, Workflow)

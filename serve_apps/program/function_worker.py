@@ -10,7 +10,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from serve_apps.authoring.workflow import load_object
+from stores.by_name import open_by_name
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    function = load_object(sys.argv[1], place="workflow.settings.function")
+    function = open_by_name(sys.argv[1], place="workflow.settings.function")
     for line in episodes:
         episode = json.loads(line)
         print(json.dumps({"id": episode["id"], **_played(function, episode)}), file=answers, flush=True)

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from serve_apps.authoring.agent import Tool
-from serve_apps.authoring.workflow import load_object
 from serve_apps.tools.retriever import EmbeddedRetriever, HttpRetriever, Retriever, as_information
+from stores.by_name import open_by_name
 from stores.traces.corpus import INDEX, Corpus, build_corpus
 
 MAX_DOCUMENT_CHARS = 2000
@@ -68,7 +68,7 @@ def open_retriever(settings: Mapping[str, Any]) -> Retriever:
 
 def _built(path: str, settings: Mapping[str, Any]) -> str:
     """Returns the corpus of a function's documents in this machine's cache; the first process that needs it builds it."""
-    documents = load_object(path, place="workflow.settings.retriever.documents")
+    documents = open_by_name(path, place="workflow.settings.retriever.documents")
     corpora = Path(os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / "troupe") / "corpora"
     corpora.mkdir(parents=True, exist_ok=True)
     made_of = sha256(json.dumps(dict(INDEX), sort_keys=True).encode())

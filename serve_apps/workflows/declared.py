@@ -16,10 +16,11 @@ from serve_apps.authoring.expressions import look_up
 from serve_apps.authoring.graph import STOP, Graph, load_graph
 from serve_apps.authoring.graph_spec import NodeSpec
 from serve_apps.authoring.templates import FIELD, as_prompt, as_text, fields_of, fill, input_name
-from serve_apps.authoring.workflow import Outcome, Workflow, load_object, together
+from serve_apps.authoring.workflow import Outcome, Workflow, together
 from serve_apps.episode.causes import CallTimeout
 from serve_apps.tools.mcp_tools import mcp_tool
 from serve_apps.tools.retrieval import retriever_tool
+from stores.by_name import open_by_name
 from stores.types import Task
 
 
@@ -184,7 +185,7 @@ class _Walk:
 def _tool(name: str, settings: Mapping[str, Any]) -> Tool:
     place = f"workflow.settings.tools.{name}"
     if "path" in settings:
-        declared = load_object(str(settings["path"]), place=f"{place}.path")
+        declared = open_by_name(str(settings["path"]), place=f"{place}.path")
         more = {key: value for key, value in settings.items() if key != "path"}
         try:
             made = declared if isinstance(declared, Tool) and not more else declared(**more)

@@ -28,8 +28,7 @@ from typing import Any, Literal
 
 from serve_apps.authoring.agent import Agent, AuthorError
 from serve_apps.authoring.contracts import Raw
-from serve_apps.authoring.team_code import own_folders
-from serve_apps.authoring.workflow import Outcome, Workflow, load_object
+from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.policy.client import ContextExhausted
 from serve_apps.program.container import Container
 from serve_apps.program.episode import ProgramEpisode
@@ -37,7 +36,9 @@ from serve_apps.program.process import Ended, ProgramError, run_process
 from serve_apps.program.server import SOCKET, EpisodeServer, episode_server
 from serve_apps.program.workers import Workers, workers_of_loop
 from serve_apps.tools.reference_fields import public_task
+from stores.by_name import open_by_name
 from stores.proxies import direct_hosts
+from stores.team_code import own_folders
 from stores.types import Task
 
 
@@ -104,7 +105,7 @@ class Program(Workflow):
         self.function_path = function
         self.answer, self.stdin, self.folder, self.host, self.failure = answer, stdin, folder, host, failure
         self.environment, self.inherit = dict(environment or {}), tuple(inherit)
-        self._function = load_object(function, place="workflow.settings.function") if function else None
+        self._function = open_by_name(function, place="workflow.settings.function") if function else None
         self._own_folders = own_folders()
         self.stays = stays
 

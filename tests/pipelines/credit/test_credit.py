@@ -203,7 +203,7 @@ def test_a_rule_is_loaded_by_path_and_settings() -> None:
     [
         ("no.such.module:Rule", {}, r"credit\.path: cannot import 'no\.such\.module'"),
         ("pipelines.credit.math_final_answer:MathFinalAnser", {}, r"credit\.path: .*has no 'MathFinalAnser'"),
-        ("pipelines.tasks.sources:load_tasks", {}, r"credit\.path: .*is no credit rule"),
+        ("pipelines.tasks.sources:load_tasks", {}, r"credit\.path: .*must be a credit rule"),
         ("pipelines.credit.math_final_answer:MathFinalAnswer", {"weight": 1}, r"credit\.settings: .*'weight'"),
     ],
 )

@@ -398,14 +398,22 @@ def test_a_rule_is_named_by_the_classes_that_it_inherits_from_too() -> None:
 @pytest.mark.parametrize(
     ("path", "settings", "message"),
     [
-        ("score_rules:ScoreRules", {"inner": SAID, "horizon": "next"}, r"horizon: 'next': one of last, current"),
+        (
+            "score_rules:ScoreRules",
+            {"inner": SAID, "horizon": "next"},
+            r"settings\.horizon: .*'last', 'current' or .* \(got 'next'\)",
+        ),
         ("score_rules:ScoreRules", {"inner": SAID, "gamma": 2}, r"gamma: 2 is not between 0 and 1"),
         ("score_rules:ScoreRules", {"inner": GROWING}, r"inner: .*:Growing pays increments, but ScoreRules needs"),
         ("team_reward:TeamReward", {"inner": SAID, "team": "dictator"}, r"dictator needs credit\.settings\.agents"),
-        ("marti:HistoryShaping", {"inner": SAID, "mode": "mean"}, r"mode: 'mean': one of margin, quality"),
+        (
+            "marti:HistoryShaping",
+            {"inner": SAID, "mode": "mean"},
+            r"settings\.mode: .*'margin' or 'quality' \(got 'mean'\)",
+        ),
         ("shared_sum:SharedSum", {"inner": {"paths": "x:y"}}, r"inner: unknown key 'paths': did you mean 'path'"),
         ("shared_sum:SharedSum", {"inner": {"path": "nowhere:Rule"}}, r"inner\.path: cannot import 'nowhere'"),
-        ("shared_sum:SharedSum", {}, r"credit\.settings: .*missing a required argument: 'inner'"),
+        ("shared_sum:SharedSum", {}, r"credit\.settings: 'inner' missing: SharedSum needs it"),
     ],
 )
 def test_what_cannot_be_shaped_is_refused(path: str, settings: dict[str, Any], message: str) -> None:

@@ -11,7 +11,7 @@ from pipelines.cli.new_team import write_team
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.runners.validate import check
-from serve_apps.authoring.team_code import MAX_BYTES
+from stores.team_code import MAX_BYTES
 
 pytestmark = pytest.mark.fast
 

@@ -19,7 +19,7 @@ from stores.types import Purpose, Task, Trace
 pytestmark = pytest.mark.fast
 
 TASK = Task(task_id="t", prompt="2 + 2 * 3", answers=("8",))
-HERE = "tests.serve_apps.test_retrace:"
+HERE = "tests.serve_apps.workflows.test_retrace:"
 ASKED: list[str] = []
 
 

@@ -19,7 +19,6 @@ import sys
 import sysconfig
 import tempfile
 import threading
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -88,12 +87,6 @@ def own_folders() -> list[str]:
     """Returns where processes that are started for a team find its modules, before all others; empty where no code is in use."""
     code = _code_in_use.get()
     return [] if code is None else [str(code.folder)]
-
-
-def place_in_code(error: BaseException) -> str:
-    """Returns ", MODULE.py line N": where a team's code was when this was raised; empty where it ran none."""
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if PREFIX in frame.filename]
-    return f", {Path(lines[-1].filename).name} line {lines[-1].lineno}" if lines else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,17 +216,18 @@ def _files_of(module: str) -> Iterator[tuple[str, Path]]:
 def _folders_with(name: str) -> list[Path]:
     """Returns the folders from which a module or package at the top is imported; none where it is not the user's own."""
     loaded = getattr(sys.modules.get(name), "__file__", None)
-    if loaded is not None and _is_installed(Path(loaded).parent):
+    if loaded is not None and is_installed(Path(loaded).parent):
         return []  # of Troupe's own imports: a file of that name in the user's folder is not what an import here gives
     spec = None if name in (*TROUPE, *sys.builtin_module_names) else PathFinder.find_spec(name)
     if spec is None:
         return []
     parts = spec.submodule_search_locations or ([] if spec.origin is None else [spec.origin])
     folders = [Path(part).absolute().parent for part in parts]
-    return [folder for folder in folders if not _is_installed(folder)]
+    return [folder for folder in folders if not is_installed(folder)]
 
 
-def _is_installed(folder: Path) -> bool:
+def is_installed(folder: Path) -> bool:
+    """Returns whether a folder of source files is that of an installed package, or of Python, and so none of the user's own."""
     if {"site-packages", "dist-packages"} & set(folder.parts):
         return True
     installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "scripts")]

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from serve_apps.authoring.team_code import MAX_BYTES, collect_code, import_module, in_use, own_folders
-from serve_apps.authoring.workflow import Workflow, load_carried, load_object
+from serve_apps.authoring.workflow import Workflow, load_carried
 from serve_apps.episode.scripted import play_scripted
 from serve_apps.workflows.program import Program
+from stores.by_name import open_by_name
+from stores.team_code import MAX_BYTES, collect_code, import_module, in_use, own_folders
 from stores.types import Task
 
 pytestmark = pytest.mark.fast
@@ -116,7 +117,7 @@ def test_modules_that_only_a_text_names_are_collected(folder: Path) -> None:
 def test_teams_with_modules_of_the_same_names_act_side_by_side(folder: Path) -> None:
     """Two teams, or two versions of one; neither sees the module of that name which this process has."""
     write(folder, team_files(" in this process"))
-    load_object("a_team:Team", place="here")
+    open_by_name("a_team:Team", place="here")
     codes = [team_files(ending, f"{ending} {{question}}") for ending in (" of the first", " of the second")]
     teams = [workflow_of(code) for code in codes]
     for _ in range(2):
@@ -124,7 +125,7 @@ def test_teams_with_modules_of_the_same_names_act_side_by_side(folder: Path) -> 
         assert [trace.answer for trace in traces] == ["14 of the first", "14 of the second"]
     assert [team.agents["solver"].prompt for team in teams] == [" of the first {question}", " of the second {question}"]
     assert type(workflow_of(codes[0])) is type(teams[0]), "the same code is imported once"
-    assert load_object("a_team:Team", place="here") is sys.modules["a_team"].Team
+    assert open_by_name("a_team:Team", place="here") is sys.modules["a_team"].Team
 
 
 def test_a_team_acts_where_its_folder_is_not_and_its_errors_show_its_lines(folder: Path) -> None:
@@ -137,7 +138,7 @@ def test_a_team_acts_where_its_folder_is_not_and_its_errors_show_its_lines(folde
     assert "later.py" in shown and "raise KeyError('of the user')" in shown
     assert own_folders() == []
     with pytest.raises(ValueError, match="here: cannot import 'later'"):
-        load_object("later:ending", place="here")
+        open_by_name("later:ending", place="here")
 
 
 def test_the_worlds_of_a_team_find_its_modules_first(folder: Path) -> None:
@@ -211,7 +212,7 @@ def test_a_file_that_hides_a_module_which_is_loaded_already_stays_out(folder: Pa
 def test_what_was_changed_or_swept_in_the_folder_for_copies_is_written_again(folder: Path, tmp_path: Path) -> None:
     code = team_files(" as it was registered")
     program = (
-        "import json, sys; from serve_apps.authoring.team_code import import_module, in_use\n"
+        "import json, sys; from stores.team_code import import_module, in_use\n"
         "with in_use(json.loads(sys.argv[1])): print(import_module('later').ending())"
     )
     for damage in (lambda file: None, lambda file: file.write_text("raise OSError"), Path.unlink):
@@ -304,4 +305,4 @@ def test_a_folder_of_the_modules_name_is_named_with_where_to_start(folder: Path)
     }
     for path, message in expected.items():
         with pytest.raises(ValueError, match=message):
-            load_object(path, place="workflow.path")
+            open_by_name(path, place="workflow.path")

@@ -1,0 +1,198 @@
+"""by_name: a dotted path `package.module:Name` of a config, and settings -> the object that they name.
+
+Every class and function that a user may write is opened here, in his own folder or in Troupe's: workflows, credit rules, estimators,
+tests of the gate, retrievers, engines, figures, extensions. What is wrong with a path or its settings is one line with place and fix.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
+
+from stores.team_code import TROUPE, import_module, is_installed
+
+HEAVY = ("torch", "vllm", "ray", "deepspeed", "transformers")
+"""Libraries that may not be loaded where configs are parsed: by the command line's help, and by Airflow each minute."""
+
+
+def open_by_name(
+    path: str, *, place: str, wanted: str = "", fits: Callable[[Any], bool] | None = None, is_parsing: bool = False
+) -> Any:
+    """Imports what `package.module:Name` names.
+
+    Args:
+        place: the key of the config that holds the path, for messages.
+        wanted: what the object must be, in words with an article.
+        fits: tells whether it is that.
+        is_parsing: whether this is the parsing of a config, where no heavy library may be loaded.
+
+    Raises:
+        ValueError: with place and fix, where the path has another form, does not import, has no such name or is of another kind.
+        OSError: as the module raised it.
+    """
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise ValueError(f"{place}: {path!r} is not of the form 'package.module:Name'")
+    loaded = set(sys.modules)
+    module = _imported(module_name, path, place)
+    if is_parsing and (heavy := [library for library in HEAVY if library in sys.modules.keys() - loaded]):
+        raise ValueError(
+            f"{place}: importing {module_name!r} ({getattr(module, '__file__', None)}) loads {', '.join(heavy)}, which takes seconds "
+            "wherever this config is read: import it within the function that needs it"
+        )
+    try:
+        found = getattr(module, name)
+    except AttributeError:
+        raise ValueError(f"{place}: {_about(module, module_name, name)}") from None
+    if fits is not None and not fits(found):
+        raise ValueError(f"{place}: {path!r} is {_kind(found)}, and must be {wanted}")
+    return found
+
+
+def construct(
+    path: str,
+    settings: Mapping[str, Any],
+    *,
+    place: str,
+    wanted: str = "a class or function",
+    fits: Callable[[Any], bool] = callable,
+) -> Any:
+    """Calls the class or function that a config names with its settings, which are checked before.
+
+    Args:
+        place: the section of the config with the keys `path` and `settings`.
+
+    Raises:
+        ValueError: as `open_by_name` and `check_settings` do, and whatever else the user's code raises, with its line.
+        OSError: as the class raised it.
+    """
+    make = open_by_name(path, place=f"{place}.path", wanted=wanted, fits=fits)
+    check_settings(make, settings, place=f"{place}.settings")
+    try:
+        return make(**settings)
+    except TypeError as error:
+        raise ValueError(f"{place}.settings: {path} does not take them: {error}{_line_of(error)}") from error
+    except (ValueError, OSError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failed(path, place, error) from error
+
+
+def check_settings(make: Callable[..., Any], settings: Mapping[str, Any], *, place: str) -> None:
+    """Raises ValueError, with place and fix, for settings that a class or function does not take: as for a section of a config.
+
+    Keys are compared with its parameters, and values with their annotations, as JSON: a list fits a tuple, 1 fits a float, and "1" and
+    true fit no number. Parameters without an annotation, or with one that no JSON value could fit, take anything.
+    """
+    parameters = inspect.signature(make).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    known = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    name = getattr(make, "__qualname__", repr(make))
+    for key in settings.keys() - known.keys():
+        if not takes_any:
+            raise ValueError(f"{place}: unknown key {key!r}: {_meant(key, list(known), name)}")
+    if missing := [key for key, it in known.items() if it.default is it.empty and key not in settings]:
+        raise ValueError(f"{place}: {', '.join(map(repr, missing))} missing: {name} needs it")
+    hints = _hints(make)
+    for key, value in settings.items():
+        if key in known and key in hints:
+            _check_value(value, hints[key], f"{place}.{key}")
+
+
+def _check_value(value: Any, annotation: Any, place: str) -> None:
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise ValueError(f"{place}: {value} is no finite number: give one, or leave the key out") from None
+    except TypeError:
+        return  # an object of a caller in Python, and none of a config
+    try:
+        TypeAdapter(annotation).validate_json(text, strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        inner = "".join(f".{part}" for part in fault["loc"] if isinstance(part, int) or part in str(value))
+        raise ValueError(f"{place}{inner}: {fault['msg']} (got {fault['input']!r})") from None
+    except (PydanticUserError, PydanticUndefinedAnnotation):
+        return
+
+
+def _hints(make: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the annotations of parameters; none where they name what only a type checker imports."""
+    try:
+        return get_type_hints(make.__init__ if isinstance(make, type) else make, include_extras=True)  # type: ignore[misc]
+    except (NameError, TypeError):
+        return {}
+
+
+def _imported(module_name: str, path: str, place: str) -> Any:
+    try:
+        return import_module(module_name)
+    except ImportError as error:
+        is_missing = f"{module_name}.".startswith(f"{error.name}.")  # itself, or the package that it is in
+        where = _found_below(module_name) if is_missing else ""
+        raise ValueError(
+            f"{place}: cannot import {module_name!r} ({error}): {where or 'is it on PYTHONPATH?'}"
+        ) from error
+    except OSError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failed(path, place, error) from error
+
+
+def _failed(path: str, place: str, error: BaseException) -> ValueError:
+    """Returns the refusal of a user's code that raised: to whoever reads a config that is a fault of the config."""
+    return ValueError(
+        f"{place}: {path!r} does not load ({type(error).__name__}: {error}{_line_of(error)}): variables, files and packages "
+        "that a module needs when it is imported must be where it is used"
+    )
+
+
+def _line_of(error: BaseException) -> str:
+    """Returns ", FILE line N": where the user's own code was when this was raised; empty where it ran none."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    return f", {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
+
+
+def _is_own(filename: str) -> bool:
+    folder = Path(filename).parent
+    of_troupe = any(folder.is_relative_to(Path(__file__).parents[1] / package) for package in TROUPE)
+    return not (filename.startswith("<") or of_troupe or is_installed(folder))
+
+
+def _about(module: Any, module_name: str, name: str) -> str:
+    """Says which file or folder was imported, and what it has in place of `name`."""
+    if getattr(module, "__file__", None) is None and (folders := list(getattr(module, "__path__", ()))):
+        where = _found_below(module_name) or "name a module in it, or put the code into its __init__.py"
+        return f"{module_name!r} is the folder {folders[0]}, which is no module and has no {name!r}: {where}"
+    public = [n for n in vars(module) if not n.startswith("_")]
+    found = f" ({file})" if (file := getattr(module, "__file__", None)) else ""
+    return f"{module_name!r}{found} has no {name!r}; it has {', '.join(public[:20]) or 'no public name'}"
+
+
+def _found_below(module_name: str) -> str:
+    """Says in which folder below this one the module lies, and so where to start troupe; empty where it is in none."""
+    stem = module_name.replace(".", "/")
+    files = [file for form in (f"{stem}.py", f"{stem}/__init__.py") for file in sorted(Path().glob(f"*/{form}"))]
+    return f"{files[0]} has that name, so start troupe in its folder (cd {files[0].parts[0]})" if files else ""
+
+
+def _kind(found: Any) -> str:
+    return f"the class {found.__qualname__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+
+
+def _meant(key: str, known: list[str], name: str) -> str:
+    nearest = get_close_matches(key, known, n=1)
+    return f"did you mean {nearest[0]!r}?" if nearest else f"{name} takes {', '.join(known) or 'none'}"
