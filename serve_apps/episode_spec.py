@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
-from stores.traces.variant_names import VariantName
+from stores.traces.conventions import VariantName
 from stores.types import Purpose, Task, Trace, episode_id
 
 VariantKind = Literal["greedy", "counterfactual", "without"]

@@ -235,8 +235,7 @@ class Trace:
     duration_s: float
     attempt: int = 1
     cause: Cause = Cause.NONE
-    """Who caused the failure. A failed episode without one, of an earlier version of Troupe, is no outcome: nobody knows
-    whether the policy caused it."""
+    """Who caused the failure. Of a failed episode without one it is `infrastructure` for an `infra_error`, else `author`."""
 
     def __post_init__(self) -> None:
         if self.cause is Cause.NONE and self.status not in SOUND:
@@ -344,8 +343,7 @@ def episode_id(
 def hinted_iteration(episode_id: str) -> int | None:
     """Returns the iteration that an episode id, or its beginning, begins with; None where it begins with no number.
 
-    It says where to look first: ids of earlier versions are hashes from their first digit on, and from iteration 65,536 on
-    the number begins at 0 again.
+    It says where to look first: ids of other software are anything, and from iteration 65,536 on the number begins at 0 again.
     """
     hint = episode_id[:HINT_DIGITS]
     return int(hint, 16) if re.fullmatch(rf"[0-9a-f]{{{HINT_DIGITS}}}", hint) else None

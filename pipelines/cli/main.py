@@ -40,7 +40,7 @@ from stores.types import EpisodeStatus, Purpose
 
 if TYPE_CHECKING:
     from pipelines.config.run_config import RunConfig
-    from stores.traces.store import Asked
+    from stores.traces.lookup import Asked
 
 app = typer.Typer(
     help="Train multi-agent LLM workflows with reinforcement learning.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.credit.rule import Credit, CreditKind, failed_credit, format_penalty, turn_reward
-from stores.traces.world_calls import info_of, is_world_call
+from stores.traces.conventions import info_of, is_world_call
 from stores.types import EpisodeStatus, Trace
 
 

@@ -25,7 +25,7 @@ from pipelines.credit.rule import (
     turn_reward,
     worst_outcome,
 )
-from stores.traces.rounds import rounds_in_time
+from stores.traces.conventions import rounds_in_time
 from stores.types import Trace, Turn, TurnReward
 
 

@@ -22,7 +22,7 @@ from pipelines.tasks.splits import HELD_OUT, are_one_task
 from serve_apps.episode.acting_team import ActingTeam
 from serve_apps.workflows.orchestrated import ORCHESTRATOR, Orchestrated
 from serve_apps.workflows.retrace import NotRetraced, retrace
-from stores.traces.allowed_tokens import allowed_tokens
+from stores.traces.conventions import allowed_tokens
 from stores.traces.store import TraceStore
 from stores.types import Purpose, Task, Trace, families
 from stores.weights.store import WeightStore

@@ -17,7 +17,7 @@ from pipelines.config.sections import GuardsConfig
 from pipelines.evaluation.statistics import Families, Interval, Outcomes, paired_bootstrap, paired_ratio
 from serve_apps.authoring.thinking import after_thinking
 from serve_apps.tools.plain_signs import in_plain_signs
-from stores.traces.world_calls import num_world_calls, num_world_steps
+from stores.traces.conventions import num_world_calls, num_world_steps
 from stores.types import Cause, Trace, families
 
 REFUSAL = re.compile(

@@ -16,7 +16,7 @@ from typing import Any
 from pipelines.config.figures import figure_of
 from pipelines.evaluation.guards import is_refusal
 from pipelines.monitoring.drift import Sketch, sketch
-from stores.traces.world_calls import num_world_calls, num_world_steps
+from stores.traces.conventions import num_world_calls, num_world_steps
 from stores.types import SOUND, EpisodeRewards, FinishReason, Trace, Turn
 
 NEAR = 0.8

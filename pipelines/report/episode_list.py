@@ -16,8 +16,9 @@ from pipelines.config.messages import near
 from pipelines.report.foreign_text import ForeignText
 from pipelines.run.run import Run
 from pipelines.run.scoring import of_latest_version
+from stores.traces.lookup import Asked
 from stores.traces.served import ServedStore
-from stores.traces.store import Asked, TraceStore
+from stores.traces.store import TraceStore
 
 ID_DIGITS = 12
 """Digits of an episode's id that tell it from all others of a run."""

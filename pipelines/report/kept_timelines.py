@@ -38,7 +38,7 @@ from pipelines.stages.table import STAGES
 from stores.journal.journal import RUNNING, StageRow
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Collected, Decided, Trained, TrainParts
-from stores.traces.event_times import EPISODE, TOOL_CALL, TURN
+from stores.traces.lookup import EPISODE, TOOL_CALL, TURN
 from train_loops.config import TEAM
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from stores.files import list_files, remove_folder
 from stores.journal.journal import DONE, RUNNING, StageKey, StageRow
 from stores.journal.stage_results import Decided
 from stores.logs import bound
-from stores.traces.trace_tables import iteration_of_table
+from stores.traces.tables import iteration_of_table
 from stores.types import Purpose, RewardsRef, TracesRef
 from stores.weights.weight_cache import cache_folder, evict
 

@@ -33,7 +33,7 @@ from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.telemetry.episodes import NO_EPISODE_SPANS, EpisodeSpans
 from serve_apps.telemetry.spans import Span
-from stores.traces.allowed_tokens import constraint_of
+from stores.traces.conventions import constraint_of
 from stores.types import (
     Cause,
     Completion,

@@ -24,7 +24,7 @@ from serve_apps.policy.wire import (
     WireRequest,
     WireResult,
 )
-from stores.traces.allowed_tokens import allowed_tokens
+from stores.traces.conventions import allowed_tokens
 from stores.types import FinishReason
 
 FLUSH_S = 0.01

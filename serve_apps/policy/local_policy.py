@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_apps.policy.engine_settings import stop_token_ids
-from stores.traces.allowed_tokens import allowed_tokens
+from stores.traces.conventions import allowed_tokens
 from stores.types import Completion, FinishReason, GenerateRequest, ModelVersionRef
 from stores.weights.manifest import read_manifest, whole_model
 from stores.weights.model_folder import num_known_rows

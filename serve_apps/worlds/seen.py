@@ -11,7 +11,7 @@ from typing import Any
 
 from serve_apps.authoring.agent import AuthorError, TracedText
 from serve_apps.authoring.environment import Environment
-from stores.traces.world_calls import UNRECORDED
+from stores.traces.conventions import UNRECORDED
 
 COMPARED = ("text", "reward", "is_done", "anchor")
 """What must be equal where a world is played again. `info` may hold times and paths."""

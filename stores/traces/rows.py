@@ -2,225 +2,130 @@
 
     Trace ── episode_table ──> pyarrow.Table ── LanceDB ──> RecordBatch ── traces_of ──> Trace
 
-Whole columns are converted at once: nothing here runs once per token. Token ids are int32, logprobs float32 (other floats
-come back rounded), mappings of free form are JSON. Sequences come back as tuples.
+The schema is the record: every column is derived from the type of a field of `stores/types.py`.
+
+    int, float, bool          int64, float64, bool      what free form has (mappings, Any)   JSON
+    str, enums                string                    a dataclass                          a struct
+    tuple, Sequence of these  a list, of int32 and float32 where it holds numbers: token ids and logprobs (which come back rounded)
+
+Whole columns are converted at once: nothing here runs once per token. Sequences come back as tuples.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from functools import cache
 from itertools import pairwise
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 
-from stores.types import (
-    Cause,
-    EpisodeRewards,
-    EpisodeStatus,
-    FinishReason,
-    Purpose,
-    Sampling,
-    Task,
-    ToolCall,
-    Trace,
-    Turn,
-    TurnReward,
-)
+from stores.types import EpisodeRewards, Task, Trace
 
 R = TypeVar("R")
 
 KEY_METADATA = {b"lance-schema:unenforced-primary-key:position": b"1"}
 """Declares the primary key with the table itself. Without it two concurrent merges of one key insert it twice."""
+SCALARS = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+ITEMS = {int: pa.int32(), float: pa.float32()}
+"""Numbers of lists, of which there is one per token."""
 
-SAMPLING = pa.struct(
-    [
-        ("max_tokens", pa.int32()),
-        ("temperature", pa.float64()),
-        ("top_p", pa.float64()),
-        ("top_k", pa.int32()),
-        ("min_p", pa.float64()),
-        ("constraint", pa.string()),
-    ]
+
+@cache
+def hints(record: Any) -> dict[str, Any]:
+    """Returns the types of a record's fields, by name and without `| None`: every column may have nulls."""
+    return {name: _without_none(hint) for name, hint in get_type_hints(record).items() if name in _names(record)}
+
+
+def arrow_type(hint: Any) -> pa.DataType:
+    """Returns the Arrow type of a field's type, see above."""
+    if _is_record(hint):
+        return pa.struct([(name, arrow_type(of_field)) for name, of_field in hints(hint).items()])
+    if item := _item(hint):
+        return pa.list_(ITEMS.get(item) or arrow_type(item))
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return pa.string()
+    return SCALARS.get(hint, pa.string())
+
+
+def _schema(record: Any, key: str, **more: pa.DataType) -> pa.Schema:
+    """Returns the columns of a record's table: its own, those of its task, and `more`."""
+    own = {name: arrow_type(hint) for name, hint in hints(record).items() if hint is not Task}
+    task = {_task_column(name): arrow_type(hint) for name, hint in hints(Task).items()} if record is Trace else {}
+    columns = {**own, **task, **more}
+    return pa.schema(
+        [pa.field(name, kind, name != key, KEY_METADATA if name == key else None) for name, kind in columns.items()]
+    )
+
+
+def _task_column(name: str) -> str:
+    return name if name.startswith("task_") else f"task_{name}"
+
+
+def _is_record(hint: Any) -> bool:
+    return is_dataclass(hint)
+
+
+def _names(record: Any) -> list[str]:
+    return [field.name for field in fields(record)]
+
+
+def _without_none(hint: Any) -> Any:
+    others = [arg for arg in get_args(hint) if arg is not type(None)]
+    return others[0] if get_origin(hint) is UnionType and len(others) == 1 else hint
+
+
+def _item(hint: Any) -> Any:
+    """Returns the type of what a tuple or a sequence holds; None for other types."""
+    return get_args(hint)[0] if get_origin(hint) in (tuple, Sequence) else None
+
+
+EPISODES = _schema(
+    Trace,
+    "episode_id",
+    agents=pa.string(),  # "|solver|verifier|", so that a filter reaches what is nested in `turns`
+    model_groups=pa.string(),
+    num_turns=pa.int32(),
 )
-TURN = pa.struct(
-    [
-        ("turn_index", pa.int32()),
-        ("agent", pa.string()),
-        ("model_group", pa.string()),
-        ("policy_version", pa.int32()),
-        ("round_index", pa.int32()),
-        ("parents", pa.list_(pa.int32())),
-        ("prompt_text", pa.string()),
-        ("completion_text", pa.string()),
-        ("prompt_token_ids", pa.list_(pa.int32())),
-        ("completion_token_ids", pa.list_(pa.int32())),
-        ("rollout_logprobs", pa.list_(pa.float32())),
-        ("sampling", SAMPLING),
-        ("seed", pa.int64()),
-        ("finish_reason", pa.string()),
-        ("is_format_ok", pa.bool_()),
-        ("format_fault", pa.string()),
-        ("fields", pa.string()),
-        ("start_s", pa.float64()),
-        ("duration_s", pa.float64()),
-        ("num_attempts", pa.int32()),
-        ("is_version_mixed", pa.bool_()),
-        ("cut", pa.string()),
-        ("num_cached_tokens", pa.int32()),
-        ("option_logprobs", pa.string()),
-    ]
-)
-TURN_JSON = ("fields", "cut", "option_logprobs")
-"""What of a turn is stored as JSON."""
-TOOL_CALL = pa.struct(
-    [
-        ("call_index", pa.int32()),
-        ("tool", pa.string()),
-        ("caller", pa.string()),
-        ("parents", pa.list_(pa.int32())),
-        ("request", pa.string()),
-        ("response", pa.string()),
-        ("error", pa.string()),
-        ("start_s", pa.float64()),
-        ("duration_s", pa.float64()),
-        ("num_attempts", pa.int32()),
-        ("version", pa.string()),
-    ]
-)
-EPISODES = pa.schema(
-    [
-        pa.field("episode_id", pa.string(), nullable=False, metadata=KEY_METADATA),
-        ("run_id", pa.string()),
-        ("iteration", pa.int32()),
-        ("purpose", pa.string()),
-        ("team_key", pa.string()),
-        ("task_id", pa.string()),
-        ("source", pa.string()),
-        ("status", pa.string()),
-        ("agents", pa.string()),  # "|solver|verifier|", so that a filter reaches what is nested in `turns`
-        ("model_groups", pa.string()),
-        ("num_turns", pa.int32()),
-        ("workflow", pa.string()),
-        ("group_id", pa.string()),
-        ("episode_index", pa.int32()),
-        ("variant", pa.string()),
-        ("seed", pa.int64()),
-        ("stop_reason", pa.string()),
-        ("error", pa.string()),
-        ("answer", pa.string()),
-        ("is_version_mixed", pa.bool_()),
-        ("started_at", pa.float64()),
-        ("duration_s", pa.float64()),
-        ("attempt", pa.int32()),
-        ("cause", pa.string()),
-        ("task_prompt", pa.string()),
-        ("task_answers", pa.list_(pa.string())),
-        ("task_metadata", pa.string()),
-        ("outcome_metadata", pa.string()),
-        ("policy_versions", pa.string()),
-        ("turns", pa.list_(TURN)),
-        ("tool_calls", pa.list_(TOOL_CALL)),
-    ]
-)
+REWARDS = _schema(EpisodeRewards, "reward_id", reward_id=pa.string())
 LISTED = tuple(name for name in EPISODES.names if name not in ("turns", "tool_calls", "task_metadata"))
 """The columns that a list of episodes has: those that are small."""
-TURN_REWARD = pa.struct(
-    [
-        ("turn_index", pa.int32()),
-        ("agent", pa.string()),
-        ("model_group", pa.string()),
-        ("reward", pa.float64()),
-        ("breakdown", pa.string()),
-    ]
-)
-REWARDS = pa.schema(
-    [
-        pa.field("reward_id", pa.string(), nullable=False, metadata=KEY_METADATA),
-        ("episode_id", pa.string()),
-        ("run_id", pa.string()),
-        ("iteration", pa.int32()),
-        ("purpose", pa.string()),
-        ("credit_version", pa.string()),
-        ("outcome", pa.float64()),
-        ("rewards", pa.list_(TURN_REWARD)),
-    ]
-)
 
 
 def episode_table(traces: Sequence[Trace]) -> pa.Table:
     """Returns rows of the `episodes` table, one per trace, in order."""
-    turns = [turn for trace in traces for turn in trace.turns]
-    calls = [call for trace in traces for call in trace.tool_calls]
-    sampling = _struct_array(SAMPLING, [turn.sampling for turn in turns])
-    turn_array = _struct_array(
-        TURN, turns, sampling=sampling, **{name: [_dump(getattr(t, name)) for t in turns] for name in TURN_JSON}
-    )
-    call_array = _struct_array(
-        TOOL_CALL, calls, request=[_dump(c.request) for c in calls], response=[_dump(c.response) for c in calls]
-    )
+    tasks = [trace.task for trace in traces]
     columns = {
-        "task_id": [t.task.task_id for t in traces],
-        "source": [t.task.source for t in traces],
+        **{name: encoded([getattr(t, name) for t in traces], hint) for name, hint in _own(Trace).items()},
+        **{_task_column(n): encoded([getattr(t, n) for t in tasks], hint) for n, hint in hints(Task).items()},
         "agents": [_tags(turn.agent for turn in t.turns) for t in traces],
         "model_groups": [_tags(turn.model_group for turn in t.turns) for t in traces],
         "num_turns": [len(t.turns) for t in traces],
-        "task_prompt": [t.task.prompt for t in traces],
-        "task_answers": [t.task.answers for t in traces],
-        "task_metadata": [_dump(t.task.metadata) for t in traces],
-        "outcome_metadata": [_dump(t.outcome_metadata) for t in traces],
-        "policy_versions": [_dump(t.policy_versions) for t in traces],
-        "turns": _nest(turn_array, [len(t.turns) for t in traces]),
-        "tool_calls": _nest(call_array, [len(t.tool_calls) for t in traces]),
     }
-    return pa.Table.from_arrays(_arrays(EPISODES, traces, columns), schema=EPISODES)
+    return pa.table(columns, schema=EPISODES)
 
 
 def traces_of(batch: pa.RecordBatch) -> Iterator[Trace]:
     """Yields the records of whole rows of the `episodes` table: the inverse of `episode_table`."""
-    flat = [f.name for f in fields(Trace) if f.name in batch.schema.names and f.name not in ("turns", "tool_calls")]
-    columns = {name: batch[name].to_pylist() for name in flat}
-    columns["purpose"] = [Purpose(v) for v in columns["purpose"]]
-    columns["status"] = [EpisodeStatus(v) for v in columns["status"]]
-    if "cause" in columns:  # a table of an earlier version has none
-        columns["cause"] = [Cause(v) for v in columns["cause"]]
-    for name in ("outcome_metadata", "policy_versions"):
-        columns[name] = [json.loads(v) for v in columns[name]]
-    columns["turns"] = _unnest(batch["turns"], _turns)
-    columns["tool_calls"] = _unnest(batch["tool_calls"], _tool_calls)
-    columns["task"] = _records(
-        Task,
-        {
-            "task_id": batch["task_id"].to_pylist(),
-            "prompt": batch["task_prompt"].to_pylist(),
-            "answers": [tuple(v) for v in batch["task_answers"].to_pylist()],
-            "source": batch["source"].to_pylist(),
-            "metadata": [json.loads(v) for v in batch["task_metadata"].to_pylist()],
-        },
-    )
-    yield from _records(Trace, columns)
+    columns = {name: decoded(batch[name], hint) for name, hint in _own(Trace).items()}
+    task = {name: decoded(batch[_task_column(name)], hint) for name, hint in hints(Task).items()}
+    yield from _records(Trace, columns | {"task": _records(Task, task)})
 
 
 def reward_table(rewards: Sequence[EpisodeRewards]) -> pa.Table:
     """Returns rows of the `rewards` table, one per episode and credit version, in order."""
-    parts = [part for episode in rewards for part in episode.rewards]
-    part_array = _struct_array(TURN_REWARD, parts, breakdown=[_dump(p.breakdown) for p in parts])
-    columns = {
-        "reward_id": [reward_id(r) for r in rewards],
-        "rewards": _nest(part_array, [len(r.rewards) for r in rewards]),
-    }
-    return pa.Table.from_arrays(_arrays(REWARDS, rewards, columns), schema=REWARDS)
+    columns = {n: encoded([getattr(r, n) for r in rewards], hint) for n, hint in hints(EpisodeRewards).items()}
+    return pa.table(columns | {"reward_id": [reward_id(r) for r in rewards]}, schema=REWARDS)
 
 
 def rewards_of(batch: pa.RecordBatch) -> Iterator[EpisodeRewards]:
     """Yields the records of whole rows of the `rewards` table: the inverse of `reward_table`."""
-    flat = [f.name for f in fields(EpisodeRewards) if f.name != "rewards"]
-    columns = {name: batch[name].to_pylist() for name in flat}
-    columns["purpose"] = [Purpose(v) for v in columns["purpose"]]
-    columns["rewards"] = _unnest(batch["rewards"], _turn_rewards)
+    columns = {name: decoded(batch[name], hint) for name, hint in hints(EpisodeRewards).items()}
     yield from _records(EpisodeRewards, columns)
 
 
@@ -229,96 +134,55 @@ def reward_id(rewards: EpisodeRewards) -> str:
     return f"{rewards.episode_id}/{rewards.credit_version}"
 
 
-def _turns(array: pa.StructArray) -> list[Turn]:
-    columns = _columns(array, as_tuples=("parents", "prompt_token_ids", "completion_token_ids", "rollout_logprobs"))
-    columns["sampling"] = _sampling(array.field("sampling"))
-    columns["finish_reason"] = [FinishReason(v) for v in columns["finish_reason"]]
-    for name in TURN_JSON:
-        if name in columns:  # a table of an earlier version lacks the later ones
-            columns[name] = [json.loads(v) for v in columns[name]]
-    return _records(Turn, columns)
+def encoded(values: Sequence[Any], hint: Any) -> pa.Array:
+    """Returns the values of a field as an array of `arrow_type(hint)`."""
+    kind = arrow_type(hint)
+    if _is_record(hint):
+        parts = [encoded([getattr(v, name) for v in values], of_field) for name, of_field in hints(hint).items()]
+        return pa.StructArray.from_arrays(parts, fields=list(kind))
+    if _is_record(item := _item(hint)):
+        offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), encoded([v for row in values for v in row], item))
+    if _is_json(hint):
+        values = [_dump(v) for v in values]
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:
+        # json.loads makes half a surrogate pair of what a model wrote: it is stored as its escape
+        return pa.array([v.encode(errors="backslashreplace").decode() for v in values], kind)
 
 
-def _sampling(array: pa.StructArray) -> list[Sampling]:
-    """Converts sampling settings; equal ones share one record, because there are few of them and many turns."""
-    names = [f.name for f in array.type]  # a table of an earlier version has no `constraint`
-    known: dict[tuple[Any, ...], Sampling] = {}
-    keys = list(zip(*(array.field(name).to_pylist() for name in names), strict=True))
-    for key in keys:
-        if key not in known:
-            known[key] = Sampling(**dict(zip(names, key, strict=True)))
-    return [known[key] for key in keys]
+def decoded(array: pa.Array, hint: Any) -> list[Any]:
+    """Returns the values of a field: the inverse of `encoded`."""
+    if _is_record(hint):
+        return _records(hint, {name: decoded(array.field(name), h) for name, h in hints(hint).items()})
+    if item := _item(hint):
+        return _tuples(array, item)
+    values = array.to_pylist()
+    if _is_json(hint):
+        return [json.loads(v) for v in values]
+    return list(map(hint, values)) if issubclass(hint, StrEnum) else values
 
 
-def _tool_calls(array: pa.StructArray) -> list[ToolCall]:
-    columns = _columns(array, as_tuples=("parents",))
-    for name in ("request", "response"):
-        columns[name] = [json.loads(v) for v in columns[name]]
-    return _records(ToolCall, columns)
+def _own(record: Any) -> dict[str, Any]:
+    """Returns the fields that are columns of the same name."""
+    return {name: hint for name, hint in hints(record).items() if hint is not Task}
 
 
-def _turn_rewards(array: pa.StructArray) -> list[TurnReward]:
-    columns = _columns(array)
-    columns["breakdown"] = [json.loads(v) for v in columns["breakdown"]]
-    return _records(TurnReward, columns)
-
-
-def _columns(array: pa.StructArray, as_tuples: Sequence[str] = ()) -> dict[str, list[Any]]:
-    names = [f.name for f in array.type]
-    return {name: (_tuples if name in as_tuples else pa.Array.to_pylist)(array.field(name)) for name in names}
+def _is_json(hint: Any) -> bool:
+    return hint not in SCALARS and _item(hint) is None and not (isinstance(hint, type) and issubclass(hint, StrEnum))
 
 
 def _records(record: type[R], columns: Mapping[str, Sequence[Any]]) -> list[R]:
-    names = list(columns)
-    return [record(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    return [record(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
-def _tuples(array: pa.ListArray) -> list[tuple[Any, ...]]:
-    offsets, values = _spread(array)
-    flat = tuple(values.to_numpy(zero_copy_only=False).tolist())
-    return [flat[a:b] for a, b in pairwise(offsets)]
-
-
-def _unnest(array: pa.ListArray, decode: Any) -> list[tuple[Any, ...]]:
-    offsets, values = _spread(array)
-    flat = tuple(decode(values))
-    return [flat[a:b] for a, b in pairwise(offsets)]
-
-
-def _spread(array: pa.ListArray) -> tuple[list[int], pa.Array]:
-    """Returns offsets from zero and only the values of this slice: a batch may share its buffers with bigger ones."""
+def _tuples(array: pa.ListArray, item: Any) -> list[tuple[Any, ...]]:
+    """Returns the lists of an array, of its own slice only: a batch may share its buffers with bigger ones."""
     offsets = array.offsets.to_numpy()
-    return (offsets - offsets[0]).tolist(), array.values.slice(offsets[0], offsets[-1] - offsets[0])
-
-
-def _nest(values: pa.Array, counts: Sequence[int]) -> pa.ListArray:
-    offsets = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), values)
-
-
-def _struct_array(kind: pa.StructType, records: Sequence[Any], **columns: Any) -> pa.StructArray:
-    return pa.StructArray.from_arrays(_arrays(kind, records, columns), fields=list(kind))
-
-
-def _arrays(
-    kind: pa.Schema | pa.StructType, records: Sequence[Any], columns: Mapping[str, Sequence[Any] | pa.Array]
-) -> list[pa.Array]:
-    """Builds one array per field, from `columns`, or else from the attribute of that name."""
-    arrays = []
-    for field in kind:
-        values = columns[field.name] if field.name in columns else [getattr(r, field.name) for r in records]
-        arrays.append(values if isinstance(values, pa.Array) else _array(values, field.type))
-    return arrays
-
-
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    try:
-        return pa.array(values, kind)
-    except (
-        UnicodeEncodeError
-    ):  # json.loads makes half a surrogate pair of what a model wrote: it is stored as its escape
-        return pa.array([v.encode(errors="backslashreplace").decode() for v in values], kind)
+    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    flat = tuple(values.to_numpy().tolist() if item in ITEMS else decoded(values, item))
+    return [flat[a:b] for a, b in pairwise((offsets - offsets[0]).tolist())]
 
 
 def _tags(names: Iterable[str]) -> str:

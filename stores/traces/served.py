@@ -16,9 +16,9 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from stores.traces.store import TraceStore, rows
-from stores.traces.trace_filters import quoted
-from stores.traces.trace_tables import TraceTables
+from stores.traces import rows
+from stores.traces.store import TraceStore
+from stores.traces.tables import TraceTables, quoted
 from stores.types import SERVED, Trace
 
 FEEDBACK = pa.schema(

@@ -28,7 +28,7 @@ from stores.files import list_files
 from stores.journal.journal import DONE, STAGES
 from stores.journal.stage_results import StageResult
 from stores.traces.rows import episode_table, reward_table
-from stores.traces.trace_tables import TraceTables
+from stores.traces.tables import TraceTables
 from stores.types import EpisodeRewards, Purpose, RewardsRef, Trace, TracesRef, episode_id
 from tests.bench import trace_store
 from tests.bench.figures import Figure

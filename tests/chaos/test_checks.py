@@ -17,7 +17,7 @@ from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from stores.journal import journal
 from stores.journal.stage_results import Trained
-from stores.traces.trace_tables import table_name
+from stores.traces.tables import table_name
 from stores.types import Purpose
 from stores.weights.manifest import Probe
 from tests.chaos import checks

@@ -17,7 +17,7 @@ from pipelines.config.run_config import load_config
 from pipelines.examples.miniwob.tasks import PAGES
 from pipelines.run.run import Run
 from pipelines.tasks.splits import settings_of
-from stores.traces.world_calls import is_world_call
+from stores.traces.conventions import is_world_call
 from stores.types import Cause, EpisodeStatus, Trace
 from tests.e2e.local_runs import COMMAND
 from tests.venvs import make_venv

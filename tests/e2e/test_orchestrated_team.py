@@ -15,7 +15,7 @@ import pytest
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from stores.journal.stage_results import Scored
-from stores.traces.allowed_tokens import allowed_tokens
+from stores.traces.conventions import allowed_tokens
 from stores.traces.explanations import find_explanation
 from stores.types import Purpose, Trace, Turn
 from tests.e2e.local_runs import COMMAND, DEADLINE_S, report_of, troupe

@@ -19,7 +19,7 @@ import pytest
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.tasks.splits import settings_of
-from stores.traces.world_calls import is_world_call
+from stores.traces.conventions import is_world_call
 from stores.types import Cause, EpisodeStatus, Trace
 from tests.chaos import victims
 from tests.e2e.local_runs import COMMAND, finish, is_running, kill_tree, report_of

@@ -62,11 +62,11 @@ TARGETS = (
     ),
     Target(
         name="traces",
-        sources=("stores/traces/store.py", "stores/traces/trace_*.py"),
+        sources=("stores/traces/store.py", "stores/traces/[lrtu]*.py"),
         tests=(
             "tests/stores/traces/test_traces.py",
-            "tests/stores/traces/test_trace_tables.py",
-            "tests/stores/traces/test_trace_upkeep.py",
+            "tests/stores/traces/test_tables.py",
+            "tests/stores/traces/test_upkeep.py",
             "tests/stores/test_damaged_tables.py",
         ),
         tier="test",

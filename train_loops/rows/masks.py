@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stores.traces.allowed_tokens import allowed_tokens
+from stores.traces.conventions import allowed_tokens
 from train_loops.rows.samples import Masks, Sample
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stores.traces.rounds import rounds_in_time
-from stores.traces.world_calls import anchor_before
+from stores.traces.conventions import anchor_before, rounds_in_time
 from stores.types import SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn
 
 FUNNEL_STAGES = ("attempts", "calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stores.traces.variant_names import VariantName
+from stores.traces.conventions import VariantName
 from stores.types import EpisodeRewards, Trace, Turn
 from train_loops.advantages.rewarded_rows import CreditKind
 

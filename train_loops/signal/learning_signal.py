@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stores.traces.allowed_tokens import allowed_tokens
+from stores.traces.conventions import allowed_tokens
 from train_loops.advantages.gae import gae, whiten
 from train_loops.advantages.gigpo import anchor_share
 from train_loops.advantages.rewarded_rows import CreditKind, RewardedRows, Rows, estimator

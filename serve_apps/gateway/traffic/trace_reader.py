@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, Literal
 
 from serve_apps.chat.tokenizer import ChatTokenizer
@@ -224,32 +224,12 @@ def _list_row(row: Mapping[str, Any], outcomes: Mapping[str, float], production:
 
 
 def _episode_row(trace: Trace) -> dict[str, Any]:
-    names = (
-        *(
-            "episode_id",
-            "run_id",
-            "iteration",
-            "purpose",
-            "team_key",
-            "workflow",
-            "group_id",
-            "episode_index",
-            "variant",
-        ),
-        *("seed", "status", "cause", "stop_reason", "error", "answer", "outcome_metadata", "policy_versions"),
-        *("is_version_mixed", "started_at", "duration_s", "attempt"),
-    )
-    return {name: getattr(trace, name) for name in names} | {"task": asdict(trace.task)}
+    return {**_plain(trace, but_not=("turns", "tool_calls", "task")), "task": asdict(trace.task)}
 
 
 def _turn_row(turn: Turn, tokenizer: ChatTokenizer | None, *, max_tokens: int) -> dict[str, Any]:
-    names = (
-        *("turn_index", "agent", "model_group", "policy_version", "round_index", "parents", "seed", "finish_reason"),
-        *("is_format_ok", "format_fault", "fields", "start_s", "duration_s", "num_attempts", "is_version_mixed", "cut"),
-        "option_logprobs",
-    )
     return {
-        **{name: getattr(turn, name) for name in names},
+        **_plain(turn, but_not=("prompt_token_ids", "completion_token_ids", "rollout_logprobs", "sampling")),
         "sampling": asdict(turn.sampling),
         "prompt_text": turn.prompt_text[:MAX_TEXT],
         "completion_text": turn.completion_text[:MAX_TEXT],
@@ -257,6 +237,11 @@ def _turn_row(turn: Turn, tokenizer: ChatTokenizer | None, *, max_tokens: int) -
         "num_completion_tokens": len(turn.completion_token_ids),
         "tokens": decoded(tokenizer, turn, max_tokens=max_tokens),
     }
+
+
+def _plain(record: Trace | Turn, *, but_not: Sequence[str]) -> dict[str, Any]:
+    """Returns the fields of a record by name, but for some: those that are long."""
+    return {field.name: getattr(record, field.name) for field in fields(record) if field.name not in but_not}
 
 
 def _rewards_row(rewards: EpisodeRewards) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pipelines.credit.rule import Credit, credit_version, load_credit, score_tra
 from pipelines.credit.score_rules import ScoreRules
 from pipelines.credit.shared_sum import SharedSum
 from pipelines.credit.team_reward import TeamReward
-from stores.traces.rounds import rounds_in_time
+from stores.traces.conventions import rounds_in_time
 from stores.types import Cause, EpisodeStatus, Task, Trace
 
 pytestmark = pytest.mark.fast

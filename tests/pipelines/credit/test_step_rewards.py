@@ -11,7 +11,7 @@ from records import MakeTrace
 from pipelines.credit.game_scores import GameScores
 from pipelines.credit.rule import score_trace, worst_outcome
 from pipelines.credit.step_rewards import StepRewards
-from stores.traces.world_calls import UNRECORDED
+from stores.traces.conventions import UNRECORDED
 from stores.types import EpisodeStatus, ToolCall, Trace, Turn
 
 pytestmark = pytest.mark.fast

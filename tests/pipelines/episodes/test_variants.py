@@ -16,7 +16,7 @@ from pipelines.episodes.dynamic_sampling import groups_without_signal
 from pipelines.episodes.variants import choose_variants
 from pipelines.runners.validate import check
 from serve_apps.episode_spec import EpisodeSpec
-from stores.traces.variant_names import VariantName
+from stores.traces.conventions import VariantName
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace, TurnReward
 
 pytestmark = pytest.mark.fast

@@ -34,7 +34,7 @@ from pipelines.runners.maintain import maintain, plan
 from stores.files import list_files, open_filesystem, read_file, write_file
 from stores.journal.journal import STAGES
 from stores.journal.run_values import RunValue
-from stores.traces.trace_tables import TraceTables, iteration_of_table, table_name
+from stores.traces.tables import TraceTables, iteration_of_table, table_name
 from stores.types import Purpose, RewardsRef, Trace, TracesRef
 
 pytestmark = pytest.mark.test

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from serve_apps.policy.local_policy import LocalPolicy
-from stores.traces.allowed_tokens import constraint_of
+from stores.traces.conventions import constraint_of
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
 from stores.weights.manifest import Probe
 from stores.weights.store import WeightStore

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from stores.traces.event_times import EPISODE, TOOL_CALL, TURN
+from stores.traces.lookup import EPISODE, TOOL_CALL, TURN
 from stores.traces.rows import episode_table, reward_table, traces_of
 from stores.traces.store import TraceStore
-from stores.traces.trace_tables import TraceTables, table_name
+from stores.traces.tables import TraceTables, table_name
 from stores.types import COUNTED, Cause, EpisodeRewards, EpisodeStatus, Purpose, RewardsRef, Trace, TracesRef
 
 pytestmark = pytest.mark.test
@@ -68,18 +67,13 @@ def test_no_answer_of_a_tool_loses_its_episode(make_trace: Callable[..., Trace],
     assert stored.error == "\\ud83d"
 
 
-def test_a_table_of_another_version_is_read_and_not_added_to(tmp_path: Path, make_trace: Callable[..., Trace]) -> None:
+def test_a_table_of_another_version_is_not_added_to(tmp_path: Path, make_trace: Callable[..., Trace]) -> None:
     import lancedb
 
-    old = episode_table([make_trace(0)])
-    at = old.schema.get_field_index("turns")
-    kept = [field for field in old.schema.field(at).type.value_type if field.name != "cut"]
-    turns = pa.array(old["turns"].to_pylist(), pa.list_(pa.struct(kept)))
-    lancedb.connect(str(tmp_path)).create_table("episodes", old.set_column(at, "turns", turns))
-    store = TraceStore(str(tmp_path))
-    with pytest.raises(ValueError, match=r"another version of Troupe .its columns turns differ.: .* storage.root"):
-        store.create()
-    assert store.get_trace(make_trace(0).episode_id).turns[0].cut == {}
+    old = episode_table([make_trace(0)]).drop_columns("cause")
+    lancedb.connect(str(tmp_path)).create_table("episodes", old)
+    with pytest.raises(ValueError, match=r"another version of Troupe .its columns cause differ.: .* storage.root"):
+        TraceStore(str(tmp_path)).create()
 
 
 def test_the_first_writer_of_an_episode_wins(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
@@ -200,11 +194,11 @@ def test_filters_keep_the_episodes_of_an_agent_a_model_group_a_status(
     def ids(**filters: object) -> set[str]:
         return {t.episode_id for t in store.read_traces(ref, **filters)}
 
-    assert ids(agent="verifier") == {both.episode_id}
-    assert ids(agent="solve_") == ids(agent="olver") == ids(statuses=[]) == set()
+    assert ids(model_group="large") == {both.episode_id}
+    assert ids(model_group="smal_") == ids(model_group="mall") == ids(causes=[]) == set()
     assert ids(model_group="small") == {both.episode_id, alone.episode_id}
-    assert ids(statuses=[EpisodeStatus.TIMEOUT, EpisodeStatus.TRUNCATED]) == {alone.episode_id, none.episode_id}
-    assert ids(model_group="small", statuses=[EpisodeStatus.OK]) == {both.episode_id}
+    assert ids(causes=[Cause.AUTHOR]) == {none.episode_id}
+    assert ids(model_group="small", causes=COUNTED) == {both.episode_id, alone.episode_id}
 
 
 def test_batches_are_small_and_hold_the_columns_asked_for(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
@@ -308,7 +302,7 @@ def test_an_excluded_group_is_stored_but_no_reader_of_the_ref_sees_it(
     assert ref == TracesRef(**json.loads(json.dumps(asdict(ref))))
     assert ref.num_episodes == store.count_rows(ref) == 4
     assert {t.group_id for t in store.read_traces(ref)} == {"g0", "g2"}
-    assert {t.group_id for t in store.read_traces(ref, agent="solver", statuses=[EpisodeStatus.OK])} == {"g0", "g2"}
+    assert {t.group_id for t in store.read_traces(ref, model_group="small", causes=COUNTED)} == {"g0", "g2"}
     store.write_rewards([make_rewards(make_trace(i)) for i in (0, 1, 4, 5)])
     assert _pin_rewards(store, ref).num_episodes == 4
     assert store.pin_episodes(**KEY).num_episodes == 6
@@ -369,23 +363,6 @@ def test_rewards_are_asked_only_of_the_causes_that_count_and_of_no_unscored_epis
     assert _pin_rewards(store, traces, unscored=[make_trace(1).episode_id]).num_episodes == 1
     with pytest.raises(ValueError, match="1 of 2 episodes"):
         _pin_rewards(store, traces)
-
-
-def test_a_table_of_an_earlier_version_is_read_and_what_failed_in_it_is_no_outcome(
-    tmp_path: Path, make_trace: Callable[..., Trace]
-) -> None:
-    import lancedb
-
-    ends = [EpisodeStatus.OK, EpisodeStatus.TIMEOUT, EpisodeStatus.INFRA_ERROR]
-    table = episode_table([make_trace(i, status=status) for i, status in enumerate(ends)]).drop_columns("cause")
-    lancedb.connect(str(tmp_path)).create_table("episodes", table)
-    store = TraceStore(str(tmp_path))
-    ref = store.pin_episodes(**KEY)
-    assert {t.cause for t in store.read_traces(ref)} == {Cause.NONE, Cause.AUTHOR, Cause.INFRASTRUCTURE}
-    assert [t.status for t in store.read_traces(ref, causes=COUNTED)] == [EpisodeStatus.OK]
-    assert len(store.find_traces()) == 3
-    with pytest.raises(ValueError, match="its columns cause differ"):
-        store.create()
 
 
 def test_the_texts_of_completions_are_read_of_the_episodes_that_are_asked_for(

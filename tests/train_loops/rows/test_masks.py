@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stores.traces.allowed_tokens import constraint_of
+from stores.traces.conventions import constraint_of
 from train_loops.config import MismatchConfig
 from train_loops.engine import logprobs as logprobs_module
 from train_loops.engine.logprobs import PolicyScorer

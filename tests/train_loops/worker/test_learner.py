@@ -13,7 +13,7 @@ import pytest
 import torch
 from synthetic_traces import GROUP, WANTED, make_turns_of, rewards_for, sample_traces
 
-from stores.traces.allowed_tokens import constraint_of
+from stores.traces.conventions import constraint_of
 from stores.traces.store import TraceStore
 from stores.types import EpisodeRewards, Purpose
 from train_loops.config import (

@@ -1,4 +1,4 @@
-"""trace_upkeep: small files and old versions of a trace store's tables -> fewer of them; what is pinned stays readable."""
+"""upkeep: small files and old versions of a trace store's tables -> fewer of them; what is pinned stays readable."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from stores.traces.trace_pins import has_same_rows, is_pinned_by
-from stores.traces.trace_tables import KEYS, TraceTables, iteration_of_table, kind_of
+from stores.traces.tables import KEYS, TraceTables, has_same_rows, is_pinned_by, iteration_of_table, kind_of
 from stores.types import RewardsRef, TracesRef
 
 if TYPE_CHECKING:
@@ -20,19 +19,17 @@ OPTIMIZE_ATTEMPTS = 10
 class TraceUpkeep:
     """The part of a trace store that keeps its tables small; `TraceStore` is the whole."""
 
-    def __init__(self, tables: TraceTables) -> None:
-        self._tables = tables
+    _tables: TraceTables
 
     def tables(self, run_id: str, *, after: int = 0) -> list[str]:
         """Returns the names of the tables that hold rows of this run.
 
         Args: after: of iterations after this one only, and of iteration 0, to which any later moment may add.
         """
-        names = [name for kind in KEYS for name in self._tables.iteration_names(kind, run_id=run_id)]
+        names = [name for kind in KEYS for name in self._tables.names_for(kind, run_id=run_id)]
         names = [name for name in names if not 0 < iteration_of_table(name) <= after]
         # A process that died while it made a table leaves a folder without a version, which the next writer completes.
-        names = [name for name in names if self._tables.open_if_there(name) is not None]
-        return [*names, *(kind for kind in KEYS if self._tables.has_earlier_rows(kind))]
+        return [name for name in names if self._tables.open_if_there(name) is not None]
 
     def tables_with(self, refs: Iterable[TracesRef | RewardsRef]) -> list[str]:
         """Returns the names of the tables of these refs' iterations, whichever run these are of."""

@@ -1,4 +1,4 @@
-"""stores.traces.trace_upkeep merges files and drops old versions: what is pinned, what is newer and what others write all stay."""
+"""stores.traces.upkeep merges files and drops old versions: what is pinned, what is newer and what others write all stay."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stores.traces.store import TraceStore
-from stores.traces.trace_tables import PAGE, table_name
-from stores.traces.trace_upkeep import OPTIMIZE_ATTEMPTS, _optimize
+from stores.traces.tables import PAGE, table_name
+from stores.traces.upkeep import OPTIMIZE_ATTEMPTS, _optimize
 from stores.types import Cause, EpisodeRewards, EpisodeStatus, Purpose, Trace
 
 pytestmark = pytest.mark.test

@@ -10,7 +10,7 @@ from records import MakeTrace
 
 from pipelines.evaluation.guards import VALUES
 from pipelines.monitoring.episode_metrics import figures_of
-from stores.traces.world_calls import anchor_before, is_world_call, num_world_calls, num_world_steps
+from stores.traces.conventions import anchor_before, is_world_call, num_world_calls, num_world_steps
 from stores.types import Trace
 
 pytestmark = pytest.mark.fast

@@ -1,4 +1,4 @@
-"""stores.traces.trace_tables keeps each iteration in tables of its own: exactly once beside maintenance and kills, at a cost that does not grow."""
+"""stores.traces.tables keeps each iteration in tables of its own: exactly once beside maintenance and kills, at a cost that does not grow."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 import lancedb
 import pytest
 
-from stores.traces.rows import episode_table, reward_table
 from stores.traces.store import TraceStore
-from stores.traces.trace_tables import TraceTables, is_table_of, iteration_of_table, table_name
+from stores.traces.tables import is_table_of, iteration_of_table, table_name
 from stores.types import EpisodeRewards, Purpose, Trace, episode_id, hinted_iteration
 
 pytestmark = pytest.mark.test
@@ -173,29 +172,6 @@ def test_a_list_goes_on_where_its_page_ended(store: TraceStore, make_trace: Call
     assert len(store.newest_episodes(limit=99)) == 21
     with pytest.raises(ValueError, match="not in this list"):
         store.newest_episodes(limit=3, run_id="other", before=seen[0])
-
-
-def test_a_store_of_an_earlier_version_keeps_its_iterations_where_they_are(
-    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
-) -> None:
-    stored = [make_trace(i, answer="first") for i in range(4)]
-    database = TraceTables(store.uri, store.schemas).connect()
-    database.open_table("episodes").add(episode_table(stored))
-    database.open_table("rewards").add(reward_table([make_rewards(stored[0])]))
-    store = TraceStore(store.uri)
-    assert store.write_episodes([make_trace(i, answer="second") for i in range(6)]) == 2
-    ref = store.pin_episodes(**KEY)
-    assert sorted(t.answer for t in store.read_traces(ref)) == ["first"] * 4 + ["second"] * 2
-    store.write_rewards([make_rewards(make_trace(i)) for i in range(6)])
-    rewards = store.pin_rewards(run_id="run", iteration=3, purpose=Purpose.TRAIN, credit_version="c1", traces=ref)
-    assert len(list(store.read_rewards(rewards))) == 6
-    assert store.write_episodes([make_trace(0, iteration=4)]) == 1
-    assert store.tables("run") == [table_name("episodes", "run", 4), "episodes", "rewards"]
-    assert store.get_trace(stored[1].episode_id) == stored[1]
-    assert [r["iteration"] for r in store.newest_episodes(limit=3, run_id="run")] == [4, 3, 3]
-    assert store.count_others("run") == 0 and store.count_others("x") == 7
-    store.compact(drop_before=store.newest_versions())
-    assert len(list(store.read_traces(ref))) == ref.num_episodes == 6
 
 
 def test_runs_do_not_see_each_other_though_their_names_share_a_table(

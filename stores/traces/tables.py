@@ -1,27 +1,28 @@
-"""trace_tables: kind of row, run and iteration -> the LanceDB table of a trace store that holds them.
+"""tables: the LanceDB tables of a trace store: which holds which rows, the SQL that finds them, the tags that pin them.
 
 Each iteration of a run has two tables of its own, `episodes.<run>.it<k>` and `rewards.<run>.it<k>`, which its first writer
 makes. So what a write, a pin or a read costs depends on the size of one iteration and not on how many there were: merges
 compare keys with one iteration's rows, without an index that lags behind concurrent commits and has to be kept up. An
 episode id begins with its iteration, so that a whole id is looked for in one table. The tables `episodes` and `rewards`
-are made with the store. They are empty, but in stores of earlier versions, whose iterations stay in them.
+are made with the store; only a store of served episodes has rows in them.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from stores.files import is_uri, lancedb_options, local_path
 from stores.store_faults import damaged_table, lance_fault
-from stores.traces import rows
-from stores.traces.trace_filters import equals
+from stores.traces.rows import EPISODES
 from stores.types import RewardsRef, TracesRef, hinted_iteration
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ KEYS = {"episodes": "episode_id", "rewards": "reward_id"}
 """The primary key of each kind of row that has a table per iteration."""
 PAGE = 1000
 """Tables that are listed at once."""
+DIGITS = 16
+"""Of the hash in a tag's name."""
+PLAYED = ("episode_id", "status", "started_at", "duration_s")
+"""Columns by which a failed episode and its repetition differ, which have the same id."""
 _NAME = re.compile(r"(?P<kind>[a-z]+)\.(?P<run>.+)\.it(?P<iteration>\d+)")
 
 
@@ -44,11 +49,9 @@ class TraceTables:
         self.schemas = schemas
         self._connection: tuple[int, DBConnection] | None = None
         """With the process id: a forked child must not use its parent's connection."""
-        self._is_of_earlier_version: dict[str, bool] = {}
-        """By kind, whether the table that is made with the store has rows: no later version adds any."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_connection": None, "_is_of_earlier_version": {}}
+        return self.__dict__ | {"_connection": None}
 
     def connect(self) -> DBConnection:
         """Returns this process's connection, which its first call opens."""
@@ -121,35 +124,20 @@ class TraceTables:
 
     def name_for(self, kind: str, run_id: str, iteration: int) -> str:
         """Names the table that holds this iteration's rows, whether it is there or not."""
-        if self.has_earlier_rows(kind) and self.open(kind).count_rows(equals(run_id=run_id, iteration=iteration)):
-            return kind
         return table_name(kind, run_id, iteration)
 
     def names_for(self, kind: str, *, run_id: str | None = None, iteration: int | None = None) -> list[str]:
         """Names the tables that may hold such rows, those of later iterations first."""
         if run_id is not None and iteration is not None:
             return [self.name_for(kind, run_id, iteration)]
-        names = self.iteration_names(kind, run_id=run_id)
+        names = [name for name in self.all_names() if is_table_of(name, kind, run_id)]
         names = [name for name in names if iteration is None or iteration_of_table(name) == iteration]
-        return sorted(names, key=iteration_of_table, reverse=True) + ([kind] if self.has_earlier_rows(kind) else [])
+        return sorted(names, key=iteration_of_table, reverse=True)
 
     def hinted_names(self, kind: str, episode_id: str, run_id: str | None) -> list[str]:
         """Names the tables of the iteration that the id begins with."""
         hinted = hinted_iteration(episode_id)
         return [] if hinted is None else self.names_for(kind, run_id=run_id, iteration=hinted)
-
-    def has_earlier_rows(self, kind: str) -> bool:
-        """Says whether the table that is made with the store has rows, those of an earlier version."""
-        if kind not in self._is_of_earlier_version:
-            table = self.open_if_there(kind)
-            if table is None:
-                return False
-            self._is_of_earlier_version[kind] = table.count_rows() > 0
-        return self._is_of_earlier_version[kind]
-
-    def iteration_names(self, kind: str, *, run_id: str | None = None) -> list[str]:
-        """Names the tables of iterations, of this run or of all."""
-        return [name for name in self.all_names() if is_table_of(name, kind, run_id)]
 
     def all_names(self) -> list[str]:
         """Names every table at the URI."""
@@ -164,26 +152,30 @@ class TraceTables:
                     return names
                 page = self.connect().list_tables(page_token=page.page_token, limit=PAGE)
 
-    # ---- rows of a table that may not be there
+    # ---- rows
 
-    def batches(self, name: str, where: str, *, limit: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Yields whole episode rows of a table; none where it is not there."""
-        table = self.open_if_there(name)
-        if table is not None:
-            query = table.search().select(episode_columns(table))
+    def batches(
+        self,
+        table: str | Table,
+        where: str,
+        columns: Sequence[str] = tuple(EPISODES.names),
+        *,
+        limit: int | None = None,
+        batch_size: int = 256,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the matching rows of a table, by default whole episodes; none where a table of this name is not there."""
+        opened = self.open_if_there(table) if isinstance(table, str) else table
+        if opened is not None:
+            query = opened.search().select(list(columns))
             query = query.where(where) if where else query
-            with self.naming(name):
-                yield from (query if limit is None else query.limit(limit)).to_batches(256)
+            with self.naming(opened.name):
+                yield from (query if limit is None else query.limit(limit)).to_batches(batch_size)
 
-    def scan(self, name: str, where: str, columns: Sequence[str]) -> pa.Table:
-        """Returns these columns of the matching rows; no row where the table is not there."""
-        table = self.open_if_there(name)
-        if table is None:
-            schema = self._schema_of(name)
-            return pa.schema([schema.field(column) for column in columns]).empty_table()
-        query = table.search().select(list(columns))
-        with self.naming(name):
-            return (query.where(where) if where else query).to_arrow()
+    def scan(self, table: str | Table, where: str, columns: Sequence[str]) -> pa.Table:
+        """Returns these columns of the matching rows; no row where a table of this name is not there."""
+        schema = self._schema_of(table if isinstance(table, str) else table.name)
+        batches = self.batches(table, where, columns, batch_size=8192)
+        return pa.concat_tables([pa.schema([schema.field(c) for c in columns]).empty_table(), *map(_table_of, batches)])
 
     @property
     def _is_missing(self) -> bool:
@@ -213,7 +205,7 @@ class TraceTables:
         if other:
             raise ValueError(
                 f"table {name} in {self.uri} was made by another version of Troupe (its columns {', '.join(other)} differ): "
-                "it can be read, but nothing can be added to it; give the run a storage.root of its own"
+                "give the run a storage.root of its own"
             )
 
     def _open_or_create(self, name: str) -> Table:
@@ -246,6 +238,10 @@ class TraceTables:
             yield
 
 
+def _table_of(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])
+
+
 def table_name(kind: str, run_id: str, iteration: int) -> str:
     """Returns the name of the table that holds this iteration's rows of `episodes` or `rewards`.
 
@@ -271,12 +267,112 @@ def kind_of(ref: TracesRef | RewardsRef) -> str:
     return "episodes" if isinstance(ref, TracesRef) else "rewards"
 
 
-def episode_columns(table: Table) -> list[str]:
-    """Returns the columns of an episode that a table has: one of an earlier version lacks the later ones."""
-    there = set(table.schema.names)
-    return [name for name in rows.EPISODES.names if name in there]
-
-
 def plain(text: str) -> str:
     """Replaces the characters that Lance refuses in names of tables and in tags."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", text)
+
+
+# ---- conditions in SQL
+
+
+def equals(**values: str | int | None) -> str:
+    """Returns SQL for the conjunction of the values that are not None, given by column; empty if all are None."""
+    return " AND ".join(f"{name} = {literal(value)}" for name, value in values.items() if value is not None)
+
+
+def pinned_by(ref: TracesRef | RewardsRef) -> str:
+    """Returns SQL for the rows that a ref pins."""
+    key: dict[str, Any] = {"run_id": ref.run_id, "iteration": ref.iteration, "purpose": ref.purpose}
+    if isinstance(ref, RewardsRef):
+        return equals(**key, credit_version=ref.credit_version)
+    return equals(**key, team_key=ref.team_key) + without_groups(ref.excluded_groups)
+
+
+def without_groups(groups: Sequence[str]) -> str:
+    """Returns SQL, to be appended to a condition, for the episodes of other groups than these."""
+    return f" AND group_id NOT IN ({quoted(groups)})" if groups else ""
+
+
+def one_of(column: str, values: Sequence[str] | None) -> str:
+    """Returns SQL, to be appended to a condition, for the rows with one of these values; None: all."""
+    if values is None:
+        return ""
+    return f" AND {column} IN ({quoted(values)})" if values else " AND false"
+
+
+def has_tag(column: str, name: str) -> str:
+    """Returns SQL for the episodes of this agent (`agents`) or model group (`model_groups`)."""
+    return f"contains({column}, {literal(f'|{name}|')})"
+
+
+def played_by(policy_versions: Mapping[str, int]) -> list[str]:
+    """Returns an SQL condition per model group: the column is a JSON object, in whose order the groups stand as written."""
+    entries = [f"{json.dumps(group, ensure_ascii=False)}: {version}" for group, version in policy_versions.items()]
+    return [
+        f"(contains(policy_versions, {literal(f'{entry},')}) OR contains(policy_versions, {literal(entry + '}')}))"
+        for entry in entries
+    ]
+
+
+def literal(value: str | int) -> str:
+    """Returns a value as an SQL literal."""
+    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+
+
+def quoted(values: Sequence[str]) -> str:
+    """Returns values as SQL literals, separated by commas."""
+    return ", ".join(literal(value) for value in values)
+
+
+# ---- pins: the tag that keeps some rows, named by a hash of what they hold
+
+
+def played_rows(table: Table, where: str) -> list[tuple[str, ...]]:
+    """Returns the `PLAYED` columns of the matching episodes as text, sorted."""
+    episodes = table.search().where(where).select(list(PLAYED)).to_arrow()
+    columns = [map(str, episodes[name].to_pylist()) for name in PLAYED]
+    return sorted(zip(*columns, strict=True))
+
+
+def has_same_rows(newer: Table, pinned: Table, ref: TracesRef | RewardsRef) -> bool:
+    """Says whether the rows that a ref pins are the same in a newer version; rewards are added, but never replaced."""
+    where = pinned_by(ref)
+    if newer.count_rows(where) != pinned.count_rows(where):
+        return False
+    return isinstance(ref, RewardsRef) or played_rows(newer, where) == played_rows(pinned, where)
+
+
+def pin(
+    table: Table,
+    rows: Sequence[str] | Sequence[tuple[str, ...]],
+    *parts: str,
+    by_run: str,
+    unseen: Sequence[str] = (),
+) -> tuple[str, int]:
+    """Creates the tag of these rows, or takes the one that another process created first; returns tag and version.
+
+    Args:
+        rows: what tells the rows from all that may stand in their place; sorted.
+        parts: begin the name, for people.
+        by_run: the run that pins; a tag is of one run, and its maintenance alone may drop it.
+        unseen: what else makes refs to this tag differ.
+    """
+    digest = sha256(json.dumps([parts, rows, unseen]).encode()).hexdigest()[:DIGITS]
+    tag = plain("-".join((*parts, f"n{len(rows)}", _mark_of(by_run), digest)))
+    try:
+        table.tags.create(tag, table.version)
+    except RuntimeError as error:
+        if "already exists" not in str(error):
+            raise
+    return tag, table.tags.get_version(tag)
+
+
+def is_pinned_by(tag: str, run_id: str) -> bool:
+    """Says whether this run pinned the tag, whichever run the rows are of; it did not pin a tag that was made by hand."""
+    *_, mark, digest = ["", "", *tag.split("-")]
+    return mark == _mark_of(run_id) and len(digest) == DIGITS
+
+
+def _mark_of(run_id: str) -> str:
+    """Returns what names a run in a tag: names of runs may begin with each other, or differ only where `plain` does not."""
+    return sha256(run_id.encode()).hexdigest()[:8]
