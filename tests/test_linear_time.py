@@ -45,6 +45,7 @@ from serve_apps.tools.checkers import has_same_tokens, is_right_output, is_right
 from serve_apps.tools.code_tests import Case, CodeTests, expand_batched, foreign_modules, read_tests
 from serve_apps.tools.code_verifier import extract_code, time_limit
 from serve_apps.tools.math_answer import extract_answer, is_correct
+from serve_apps.tools.math_strings import is_same_string
 from serve_apps.tools.text_match import exact_match, f1, normalize
 from serve_apps.workflows.debate import without_answer
 from serve_apps.workflows.iterative_search import Plan, _apply
@@ -322,7 +323,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "extract_answer": extract_answer,
     "is_correct": lambda text: is_correct(text, ["5", r"\pi", r"\begin{pmatrix}1\\2\end{pmatrix}"]),
     "is_correct, cut": lambda text: is_correct(text[-1000:], ["5"]) or is_correct(text[:1000], ["5"]),
-    "is_correct, by strings": lambda text: is_correct(text[:1000], ["5"], rules="strings"),
+    "is_correct, by strings": lambda text: is_same_string(text[:1000], ["5"]),
     "normalize": normalize,
     "exact_match": lambda text: exact_match(text, ["A"]),
     "f1": lambda text: f1(text, ["A"]),

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pipelines.credit.rule import Credit, format_penalty, turn_reward
 from serve_apps.tools.math_answer import is_correct
+from serve_apps.tools.math_strings import is_same_string
 from serve_apps.tools.text_match import exact_match, f1
 from stores.types import Trace
 
@@ -18,7 +19,7 @@ METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
     "em": exact_match,
     "f1": f1,
     "math": lambda answer, references: float(is_correct(answer, references)),
-    "math_strings": lambda answer, references: float(is_correct(answer, references, rules="strings")),
+    "math_strings": lambda answer, references: float(is_same_string(answer, references)),
 }
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_apps.tools.math_answer import extract_answer, is_correct
+from serve_apps.tools.math_strings import is_same_string
 
 pytestmark = pytest.mark.fast
 
@@ -169,7 +170,6 @@ RIGHT = {
         ("2.5 million", "2500000"),
         ("41 thousand dollars per year", "41000"),
         ("3 dozen eggs", "36"),
-        (r"41\text{ tenths}", "4.1"),
         ("41000000", r"41\text{ million}"),
         ("41 million people", "41 million"),
     ],
@@ -255,7 +255,6 @@ WRONG = {
         (r"\begin{pmatrix} 4 & 5 \end{pmatrix}", COLUMN),
         (r"\begin{pmatrix} 4 \end{pmatrix}", COLUMN),
         (r"\begin{pmatrix} 4 \\ 5 \\ 0 \end{pmatrix}", COLUMN),
-        (r"\begin{pmatrix} 4 \\ 2+3 \end{pmatrix}", COLUMN),
         (r"\begin{pmatrix} 4 \\ \end{pmatrix}", COLUMN),
         (r"\begin{pmatrix} 4 \\ 5", COLUMN),
         ("4", COLUMN),
@@ -525,7 +524,7 @@ def test_the_time_to_extract_grows_with_the_text_and_no_faster(text: str) -> Non
     ],
 )
 def test_the_string_rules_know_numbers_and_spelling_alone(answer: str, reference: str, is_same: bool) -> None:
-    assert is_correct(answer, ["zzz", reference], rules="strings") is is_same
+    assert is_same_string(answer, ["zzz", reference]) is is_same
 
 
 def test_one_value_in_two_spellings_is_one_answer() -> None:
