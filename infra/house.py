@@ -222,9 +222,9 @@ def main(arguments: list[str]) -> int:
     sys.path.insert(0, str(ROOT))
     rows = table(read_house())
     if "--paths" in arguments:
-        from infra.traced_paths import path_rows
+        from traced_paths import path_rows
 
-        rows += path_rows()
+        rows += path_rows(ROOT)
     width = max(len(name) for name, _, _ in rows)
     for name, figure, aim in rows:
         print(f"{name:<{width}}  {figure:<40}  {aim}")
