@@ -30,7 +30,7 @@ def open_by_name(
     """Imports what `package.module:Name` names.
 
     Args:
-        place: the key of the config that holds the path, for messages.
+        place: the key of the config that holds the path, for messages; empty where the caller names it.
         wanted: what the object must be, in words with an article.
         fits: tells whether it is that.
         is_parsing: whether this is the parsing of a config, where no heavy library may be loaded.
@@ -39,22 +39,23 @@ def open_by_name(
         ValueError: with place and fix, where the path has another form, does not import, has no such name or is of another kind.
         OSError: as the module raised it.
     """
+    at = f"{place}: " if place else ""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise ValueError(f"{place}: {path!r} is not of the form 'package.module:Name'")
+        raise ValueError(f"{at}{path!r} is not of the form 'package.module:Name'")
     loaded = set(sys.modules)
-    module = _imported(module_name, path, place)
+    module = _imported(module_name, path, at)
     if is_parsing and (heavy := [library for library in HEAVY if library in sys.modules.keys() - loaded]):
         raise ValueError(
-            f"{place}: importing {module_name!r} ({getattr(module, '__file__', None)}) loads {', '.join(heavy)}, which takes seconds "
+            f"{at}importing {module_name!r} ({getattr(module, '__file__', None)}) loads {', '.join(heavy)}, which takes seconds "
             "wherever this config is read: import it within the function that needs it"
         )
     try:
         found = getattr(module, name)
     except AttributeError:
-        raise ValueError(f"{place}: {_about(module, module_name, name)}") from None
+        raise ValueError(f"{at}{_about(module, module_name, name)}") from None
     if fits is not None and not fits(found):
-        raise ValueError(f"{place}: {path!r} is {_kind(found)}, and must be {wanted}")
+        raise ValueError(f"{at}{path!r} is {_kind(found)}, and must be {wanted}")
     return found
 
 
@@ -84,7 +85,7 @@ def construct(
     except (ValueError, OSError):
         raise
     except (Exception, SystemExit) as error:
-        raise _failed(path, place, error) from error
+        raise _failed(path, f"{place}: ", error) from error
 
 
 def check_settings(make: Callable[..., Any], settings: Mapping[str, Any], *, place: str) -> None:
@@ -137,25 +138,23 @@ def _hints(make: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _imported(module_name: str, path: str, place: str) -> Any:
+def _imported(module_name: str, path: str, at: str) -> Any:
     try:
         return import_module(module_name)
     except ImportError as error:
         is_missing = f"{module_name}.".startswith(f"{error.name}.")  # itself, or the package that it is in
         where = _found_below(module_name) if is_missing else ""
-        raise ValueError(
-            f"{place}: cannot import {module_name!r} ({error}): {where or 'is it on PYTHONPATH?'}"
-        ) from error
+        raise ValueError(f"{at}cannot import {module_name!r} ({error}): {where or 'is it on PYTHONPATH?'}") from error
     except OSError:
         raise
     except (Exception, SystemExit) as error:
-        raise _failed(path, place, error) from error
+        raise _failed(path, at, error) from error
 
 
-def _failed(path: str, place: str, error: BaseException) -> ValueError:
+def _failed(path: str, at: str, error: BaseException) -> ValueError:
     """Returns the refusal of a user's code that raised: to whoever reads a config that is a fault of the config."""
     return ValueError(
-        f"{place}: {path!r} does not load ({type(error).__name__}: {error}{_line_of(error)}): variables, files and packages "
+        f"{at}{path!r} does not load ({type(error).__name__}: {error}{_line_of(error)}): variables, files and packages "
         "that a module needs when it is imported must be where it is used"
     )
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
+from train_loops.estimators import ESTIMATORS, Estimator, estimator_of
 
 
 class OptimizerConfig(Settings):
@@ -332,44 +333,16 @@ class LoraConfig(Settings):
         return value
 
 
-Algorithm = Literal[
-    "ppo",
-    "ippo",
-    "mappo",
-    "happo",
-    "grpo",
-    "dr_mas",
-    "at_grpo",
-    "rloo",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "remax",
-    "opo",
-    "gpg",
-    "pass_at_k",
-    "gigpo",
-    "counterfactual",
-    "leave_one_out",
-]
-"""Advantage estimators: each is the file of its name in train_loops/advantages/ (ppo, ippo, mappo and happo: gae)."""
-GAE_ALGORITHMS = ("ppo", "ippo", "mappo", "happo")
-GROUP_ALGORITHMS = ("grpo", "dr_mas", "at_grpo", "rloo", "opo", "gpg", "pass_at_k", "gigpo", "reinforce_pp_baseline")
-"""These algorithms compare the episodes of a task."""
-BASELINE_ALGORITHMS = {"remax": "greedy", "counterfactual": "counterfactual", "leave_one_out": "leave_one_out"}
-"""The kind of variants (`collect.variants`) that each of these algorithms needs."""
 TEAM = "team"
 """The name of the whole-team learner beside those of the model groups, for its task, its versions and its jobs."""
-TEAM_CRITIC_ALGORITHMS = ("mappo", "happo")
-"""Their values come from the team's central critic, not from one of the model group's."""
 MIXERS = ("vdn", "qmix")
+TEAM_CRITICS = tuple(name for name, estimator in ESTIMATORS.items() if estimator.critic == "team")
 TEAM_SETTINGS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("optimizer", "num_epochs", "gamma", "embedding_size", "hidden_size"), TEAM_CRITICS + MIXERS),
+    **dict.fromkeys(("num_minibatches", "gae_lambda", "value_clip", "huber_delta", "value_norm"), TEAM_CRITICS),
     **dict.fromkeys(
-        ("optimizer", "num_epochs", "gamma", "embedding_size", "hidden_size"), TEAM_CRITIC_ALGORITHMS + MIXERS
+        ("order", "max_log_factor"), tuple(name for name in TEAM_CRITICS if ESTIMATORS[name].updates_in_turn)
     ),
-    **dict.fromkeys(
-        ("num_minibatches", "gae_lambda", "value_clip", "huber_delta", "value_norm"), TEAM_CRITIC_ALGORITHMS
-    ),
-    **dict.fromkeys(("order", "max_log_factor"), ("happo",)),
     **dict.fromkeys(("target_tau", "replay_episodes", "warmup_iterations"), MIXERS),
     "mixer_size": ("qmix",),
 }
@@ -379,8 +352,8 @@ TEAM_SETTINGS: dict[str, tuple[str, ...]] = {
 class TrainConfig(Settings):
     """This section sets how the model groups learn; `model_groups.<name>.train` changes it for one of them."""
 
-    algorithm: Algorithm = "dr_mas"
-    """The estimator of advantages. Each is a file in train_loops/advantages/; ppo, ippo, mappo and happo are in gae.py."""
+    algorithm: str = Field("dr_mas", examples=list(ESTIMATORS))
+    """The estimator of advantages: a name of train_loops/estimators.py, or the dotted path `module:name` of your own."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """The optimizer of the policy's weights."""
     loss: LossConfig = LossConfig()
@@ -431,38 +404,54 @@ class TrainConfig(Settings):
     """The deadline in seconds of stage train, start of the workers included."""
 
     @property
+    def estimator(self) -> Estimator:
+        """Returns the estimator, with what it needs of a run."""
+        return estimator_of(self.algorithm)
+
+    @property
     def has_critic(self) -> bool:
         """Returns whether the model group trains a critic of its own."""
-        return self.algorithm in GAE_ALGORITHMS and self.algorithm not in TEAM_CRITIC_ALGORITHMS
+        return self.estimator.critic == "model_group"
+
+    @property
+    def has_team_critic(self) -> bool:
+        """Returns whether values come from the team's central critic."""
+        return self.estimator.critic == "team"
 
     @property
     def is_whole_team(self) -> bool:
         """Returns whether a learner of the whole team runs before the model groups."""
-        return self.algorithm in TEAM_CRITIC_ALGORITHMS or self.team.mixer != "none"
+        return self.has_team_critic or self.team.mixer != "none"
 
     def entropy_coef(self, agent: str) -> float:
         """Returns the weight of the entropy bonus for an agent."""
         own = self.agents.get(agent, AgentTrainConfig()).entropy_coef
         return self.loss.entropy_coef if own is None else own
 
+    @field_validator("algorithm")
+    @classmethod
+    def _is_an_estimator(cls, value: str) -> str:
+        estimator_of(value)
+        return value
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        if self.team.mixer != "none" and self.algorithm in GAE_ALGORITHMS:
+        if self.team.mixer != "none" and self.estimator.critic:
             raise ValueError(
                 f"train.team.mixer: {self.team.mixer} gives turns their credit, which algorithm {self.algorithm!r} takes "
                 "from a critic: take a group estimator, e.g. algorithm: dr_mas with advantage.normalize_std: false"
             )
-        if self.team.mixer != "none" and self.algorithm in BASELINE_ALGORITHMS:
+        if self.team.mixer != "none" and self.estimator.variants:
             raise ValueError(
                 f"train.team.mixer: {self.team.mixer} gives turns their credit, and algorithm {self.algorithm!r} would hold it "
                 "against what a variant of the episode was paid, which is in another unit: take algorithm: dr_mas, or drop the mixer"
             )
-        if self.algorithm in TEAM_CRITIC_ALGORITHMS and self.loss.kl_in_reward_coef:
+        if self.has_team_critic and self.loss.kl_in_reward_coef:
             raise ValueError(
                 f"train.loss.kl_in_reward_coef: algorithm {self.algorithm!r} has advantages of the team's critic, which "
                 "knows no KL: use loss.kl_in_loss_coef"
             )
-        if self.algorithm in TEAM_CRITIC_ALGORITHMS:
+        if self.has_team_critic:
             penalties = {"train.overlong": self.overlong}
             penalties |= {f"train.agents.{name}.overlong": agent.overlong for name, agent in self.agents.items()}
             for place, penalty in penalties.items():
@@ -471,7 +460,7 @@ class TrainConfig(Settings):
                         f"{place} = {penalty.model_dump()}: algorithm {self.algorithm!r} has advantages of the team's critic, "
                         "which knows no penalties: drop it, or take another algorithm, e.g. ippo"
                     )
-        if self.advantage.group_by is not None and self.algorithm not in GROUP_ALGORITHMS:
+        if self.advantage.group_by is not None and not self.estimator.compares:
             raise ValueError(
                 f"train.advantage.group_by = {self.advantage.group_by}: algorithm {self.algorithm!r} compares no groups: "
                 "drop it, or take one that does, e.g. dr_mas"
@@ -489,7 +478,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _team_settings_are_used(self) -> Self:
-        learner = self.algorithm if self.algorithm in TEAM_CRITIC_ALGORITHMS else self.team.mixer
+        learner = self.algorithm if self.has_team_critic else self.team.mixer
         usual = TeamConfig()
         for name, learners in TEAM_SETTINGS.items():
             if learner not in learners and getattr(self.team, name) != getattr(usual, name):

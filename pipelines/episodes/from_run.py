@@ -27,7 +27,7 @@ from stores.files import is_uri, local_path
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Collected, TracesSource
 from stores.types import ModelVersionRef, Trace, TracesRef
-from train_loops.config import BASELINE_ALGORITHMS, TrainConfig
+from train_loops.config import TrainConfig
 from train_loops.signal import mismatch
 
 OPTION = "--from-traces"
@@ -137,11 +137,11 @@ def read_source(run: Run, iteration: int, source: TracesSource) -> tuple[TracesR
 def _check_variants(run: Run, source: TracesSource, traces: Sequence[Trace]) -> None:
     kinds = {trace.variant.partition("-")[0].replace("without", "leave_one_out") for trace in traces if trace.variant}
     for group in run.config.model_groups:
-        algorithm = run.config.train_config(group).algorithm
-        variant = BASELINE_ALGORITHMS.get(algorithm)
-        if variant is not None and variant not in kinds:
+        train = run.config.train_config(group)
+        variant = train.estimator.variants
+        if variant and variant not in kinds:
             raise ValueError(
-                f"{OPTION} {source}: model group {group!r}: algorithm {algorithm!r} compares turns with {variant} episodes, and "
+                f"{OPTION} {source}: model group {group!r}: algorithm {train.algorithm!r} compares turns with {variant} episodes, and "
                 f"there are none among these traces (variants: {', '.join(sorted(kinds)) or 'none'}): take rloo, which needs none"
             )
 

@@ -20,7 +20,6 @@ from stores.registry.team import Team, TeamVersion
 from stores.traces.served import ServedStore
 from stores.types import SERVED, EpisodeRewards, ModelVersionRef, Purpose, Trace
 from stores.weights.manifest import REMOVED, Manifest
-from train_loops.config import BASELINE_ALGORITHMS
 from train_loops.rows.samples import Funnel
 from train_loops.signal.baselines import sibling_turns
 
@@ -185,7 +184,7 @@ def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:
 def _has_rows(run: Run, trace: Trace, rewards: EpisodeRewards | None, group: str) -> bool:
     """Whether the trainer of a model group had a row of the episode, by the rules of `train_loops.rows.samples`."""
     settings = run.config.train_config(group)
-    turns = _sibling_turns(run, trace) if settings.algorithm in BASELINE_ALGORITHMS else ()
+    turns = _sibling_turns(run, trace) if settings.estimator.variants else ()
     funnel = Funnel(model_group=group, train_mixed_versions=settings.train_mixed_versions)
     funnel.see(trace, rewards, sibling_turns=turns)
     return any(counts["scored"] for counts in funnel.counts.values())

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.messages import near
-from pipelines.config.rules.training import EPISODE_ALGORITHMS
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.models.folder import check_model_folder
@@ -29,7 +28,6 @@ from stores.by_name import open_by_name
 from stores.team_code import collect_code
 from stores.types import Task, families
 from stores.weights.model_folder import Tensors, read_tensors, why_windowed
-from train_loops.config import BASELINE_ALGORITHMS
 
 
 def check(config: RunConfig) -> list[str]:
@@ -144,9 +142,10 @@ def _check_baselines(config: RunConfig, kind: CreditKind) -> None:
             "take a rule of kind `returns`, or drop `cost`"
         )
     for group in config.model_groups:
-        if kind == "increments" and config.train_config(group).algorithm == "leave_one_out":
+        train = config.train_config(group)
+        if kind == "increments" and not train.estimator.takes_increments:
             raise ValueError(
-                f"model group {group!r}: leave_one_out compares a turn with the outcome without its agent, but credit rule "
+                f"model group {group!r}: {train.algorithm} compares a turn with the outcome without its agent, but credit rule "
                 f"{config.credit.path!r} gives increments, which are parts of the outcome: take a rule of kind `returns`, or "
                 "algorithm counterfactual"
             )
@@ -160,10 +159,10 @@ def _check_inferred(config: RunConfig) -> None:
             "episode's outcome and does so itself: take dr_mas, for example, or drop the rule"
         )
     for group in config.model_groups:
-        algorithm = config.train_config(group).algorithm
-        if algorithm in (*EPISODE_ALGORITHMS, *BASELINE_ALGORITHMS):
+        train = config.train_config(group)
+        if train.estimator.compares == "episodes" or train.estimator.variants:
             raise ValueError(
-                f"model group {group!r}: {algorithm} compares whole episodes, but credit rule {config.credit.path!r} tells their turns "
+                f"model group {group!r}: {train.algorithm} compares whole episodes, but credit rule {config.credit.path!r} tells their turns "
                 "apart: take an algorithm that compares turns, reinforce_pp_baseline or dr_mas for example"
             )
 

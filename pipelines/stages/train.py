@@ -67,7 +67,7 @@ def train_team(run: Run, iteration: int, *, attempt: str = "0") -> TrainedTeam:
     settings = run.config.team_config
     assert settings is not None, "stages/table.py: only a run whose team learns comes here"
     order = list(run.config.model_groups)
-    if settings.algorithm == "happo":
+    if settings.estimator.updates_in_turn:
         order = update_order(order, seed=run.config.seed, iteration=iteration, order=settings.team.order)
     run.journal.put_value(run.run_id, RunValue.UPDATE_ORDER.of(iteration), {"model_groups": order})
     with gpus_for_training(run):
@@ -83,7 +83,7 @@ def train_team(run: Run, iteration: int, *, attempt: str = "0") -> TrainedTeam:
                 parent=parents[group],
                 team=learner.model,
                 # HAPPO weighs each update by the ratios of the updates before it (arXiv 2109.11251).
-                updated=updated if settings.algorithm == "happo" else (),
+                updated=updated if settings.estimator.updates_in_turn else (),
                 **data,
             )
             if trained[group].model.version == iteration:

@@ -18,7 +18,7 @@ from tests.algorithms.spending import draw_costs, spending, spending_table
 from tests.algorithms.table import against, figures, markdown
 from tests.algorithms.training import read_result, result_file
 from tests.records import build_trace
-from train_loops.config import Algorithm
+from train_loops.estimators import ESTIMATORS
 
 pytestmark = pytest.mark.fast
 
@@ -53,7 +53,7 @@ def test_a_row_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_every_algorithm_has_a_row_in_the_family() -> None:
     used = {changes["train.algorithm"] for changes in COMPARISONS["family"].rows.values()}
-    assert used == set(Algorithm.__args__)
+    assert used == set(ESTIMATORS)
 
 
 def test_the_rows_of_a_comparison_share_run_trainer_place_and_test_tasks_but_no_store(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train_loops.advantages
-from train_loops.advantages.gigpo import anchor_share
-from train_loops.advantages.rewarded_rows import RewardedRows, estimator
-from train_loops.config import GAE_ALGORITHMS, AdvantageConfig, Algorithm
+from stores.by_name import open_by_name
+from train_loops.advantages.gigpo import figures
+from train_loops.advantages.rewarded_rows import RewardedRows
+from train_loops.config import AdvantageConfig
+from train_loops.estimators import ESTIMATORS as KNOWN
 
 pytestmark = pytest.mark.fast
 
-ESTIMATORS = sorted(set(get_args(Algorithm)) - set(GAE_ALGORITHMS))
+ESTIMATORS = sorted(name for name, estimator in KNOWN.items() if not estimator.critic)
 AGAINST_BASELINE = ("remax", "counterfactual", "leave_one_out")
 SHIFT_FREE = sorted(set(ESTIMATORS) - {*AGAINST_BASELINE, "gpg", "gigpo"})
 """A constant added to every reward changes nothing (without discount). gpg counts rewards that are not 0, gigpo's
@@ -53,7 +55,7 @@ def rows(
 
 def per_row(name: str, given_rows: RewardedRows, **changes: Any) -> np.ndarray:
     """One number per row: the advantage of its last token."""
-    advantages = estimator(name)(given_rows, AdvantageConfig(**changes))
+    advantages = KNOWN[name](given_rows, AdvantageConfig(**changes))
     return np.array([np.atleast_1d(a)[-1] for a in advantages])
 
 
@@ -62,7 +64,7 @@ def test_every_estimator_is_a_file_of_its_name_and_every_file_of_one_has_a_confi
     files = {path.stem for path in folder.glob("*.py")}
     assert set(ESTIMATORS) <= files
     assert files - set(ESTIMATORS) == {"__init__", "gae", "grouping", "rewarded_rows", "against_baseline"}
-    assert all(callable(estimator(name)) for name in ESTIMATORS)
+    assert all(callable(open_by_name(str(KNOWN[name].function), place="")) for name in ESTIMATORS)
 
 
 A_REWARDS, A_EPISODES = [1.0, 1.0, 0.0, 1.0, 0.0], ["0", "0", "1", "2", "3"]
@@ -111,17 +113,17 @@ def test_rloo_has_its_literal_values() -> None:
 
 def test_reinforce_pp_is_the_whitened_return_to_go_of_each_token() -> None:
     table = rows([1.0, -1.0], lengths=[3, 1])
-    got = estimator("reinforce_pp")(table, AdvantageConfig(gamma=0.5))
+    got = KNOWN["reinforce_pp"](table, AdvantageConfig(gamma=0.5))
     returns = np.array([0.25, 0.5, 1.0, -1.0])
     want = (returns - returns.mean()) / np.sqrt(returns.var(ddof=1) + 1e-8)
     np.testing.assert_allclose(np.concatenate(got), want)
-    raw = estimator("reinforce_pp")(table, AdvantageConfig(gamma=0.5, whiten="none"))
+    raw = KNOWN["reinforce_pp"](table, AdvantageConfig(gamma=0.5, whiten="none"))
     assert [a.tolist() for a in raw] == [[0.25, 0.5, 1.0], [-1.0]]
 
 
 def test_reinforce_pp_baseline_takes_the_groups_mean_off_and_whitens_over_tokens() -> None:
     table = rows([1.0, 0.0, 5.0, 5.0], groups=["g", "g", "h", "h"], lengths=[1, 3, 1, 1])
-    got = estimator("reinforce_pp_baseline")(table, AdvantageConfig())
+    got = KNOWN["reinforce_pp_baseline"](table, AdvantageConfig())
     centred = np.array([0.5, -0.5, -0.5, -0.5, 0.0, 0.0])
     want = (centred - centred.mean()) / np.sqrt(centred.var(ddof=1) + 1e-8)
     np.testing.assert_allclose(np.concatenate(got), want)
@@ -156,7 +158,7 @@ def test_against_a_baseline_each_token_gets_what_is_still_to_come_minus_what_the
         episode_rounds=[0, 0],
         baselines=[0.5, None],
     )
-    got = estimator(name)(table, AdvantageConfig())
+    got = KNOWN[name](table, AdvantageConfig())
     np.testing.assert_allclose(got[0], [0.2, 0.3, 0.5])
     assert got[1].tolist() == [0.0], "a turn without a variant has nothing to be compared with"
 
@@ -198,7 +200,7 @@ def test_an_episode_of_increments_is_worth_their_sum_however_many_turns_it_took(
 
 def test_the_share_of_turns_with_an_anchor_says_how_much_of_gigpo_there_is() -> None:
     shares = [
-        anchor_share(rows([0.0] * 4, prompts=prompts), AdvantageConfig())
+        figures(rows([0.0] * 4, prompts=prompts), AdvantageConfig())["train/anchor_share"]
         for prompts in ([[1], [1], [1], [2]], [[1], [2], [3], [4]])
     ]
     assert shares == [0.75, 0.0]
@@ -360,7 +362,7 @@ def test_names_of_tasks_episodes_and_agents_mean_nothing(name: str, drawn: list)
 @given(drawn=table_rows)
 def test_what_is_whitened_has_mean_0_and_deviation_1_or_is_all_0(name: str, over: str, drawn: list) -> None:
     table = table_of(drawn)
-    advantages = estimator(name)(table, AdvantageConfig(whiten=over))  # type: ignore[arg-type]
+    advantages = KNOWN[name](table, AdvantageConfig(whiten=over))  # type: ignore[arg-type]
     for agent in {""} if over == "all" else set(table.agents):
         x = np.concatenate([a for a, of in zip(advantages, table.agents, strict=True) if agent in ("", of)])
         assert x.mean() == pytest.approx(0, abs=1e-7)

@@ -34,10 +34,10 @@ def gigpo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
     return grpo(rows, settings) + settings.step_weight * steps
 
 
-def anchor_share(rows: RewardedRows, settings: AdvantageConfig) -> float:
+def figures(rows: RewardedRows, settings: AdvantageConfig) -> dict[str, float]:
     """Returns the share of turns whose anchor another turn shares: only these have a step advantage; at 0 this is grpo."""
     sizes = Counter(anchors := _anchors(rows, settings))
-    return sum(sizes[anchor] > 1 for anchor in anchors) / max(1, len(anchors))
+    return {"train/anchor_share": sum(sizes[anchor] > 1 for anchor in anchors) / max(1, len(anchors))}
 
 
 def _returns(rows: RewardedRows, *, gamma: float) -> NDArray[np.float64]:

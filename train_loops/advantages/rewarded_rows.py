@@ -1,24 +1,20 @@
 """rewarded_rows: the view that advantage estimators have of an iteration's training rows.
 
-An estimator is a file of this folder with one pure function of the file's name:
+An estimator is one pure function, in a file of this folder or in a user's own:
 
     name(rows: RewardedRows, settings: AdvantageConfig) -> [N] one advantage per row, or N arrays, one value per token
 
-`estimator` finds it by its config name (`train.algorithm`). The GAE family, which needs values, is called by
-`learning_signal` itself.
+`train_loops/estimators.py` finds it by `train.algorithm`. The GAE family, which needs values, is called by `learning_signal` itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-from train_loops.config import AdvantageConfig
 
 Rows = Sequence[NDArray[np.floating]]
 CreditKind = Literal["returns", "increments"]
@@ -59,11 +55,3 @@ class RewardedRows:
     def lengths(self) -> list[int]:
         """Returns [N]: the number of completion tokens of each row."""
         return [len(r) for r in self.token_rewards]
-
-
-Estimator = Callable[[RewardedRows, AdvantageConfig], NDArray[np.float64] | list[NDArray[np.float64]]]
-
-
-def estimator(algorithm: str) -> Estimator:
-    """Returns the function behind a config name that is not of the GAE family (for those see `learning_signal`)."""
-    return getattr(import_module(f"train_loops.advantages.{algorithm}"), algorithm)

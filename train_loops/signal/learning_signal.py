@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +18,8 @@ from numpy.typing import NDArray
 
 from stores.traces.conventions import allowed_tokens
 from train_loops.advantages.gae import gae, whiten
-from train_loops.advantages.gigpo import anchor_share
-from train_loops.advantages.rewarded_rows import CreditKind, RewardedRows, Rows, estimator
-from train_loops.config import GAE_ALGORITHMS, TEAM_CRITIC_ALGORITHMS, TrainConfig
+from train_loops.advantages.rewarded_rows import CreditKind, RewardedRows, Rows
+from train_loops.config import TrainConfig
 from train_loops.rows.samples import Sample, trajectories_of
 from train_loops.signal.kl import kl_estimate, token_rewards
 from train_loops.signal.nll_gain import nll_gain
@@ -67,17 +67,17 @@ def learning_signal(
     lengths = [s.completion_length for s in samples]
     per_token = token_rewards(list(rewards), lengths, kl=_kl(scores, config) if beta > 0 else None, beta=beta)
     returns, metrics = None, {}
-    if config.algorithm in TEAM_CRITIC_ALGORITHMS:
+    if config.has_team_critic:
         advantages = _team_advantages(samples, team, algorithm=config.algorithm)
-    elif config.algorithm in GAE_ALGORITHMS:
+    elif config.has_critic:
         advantages, returns = _gae(samples, per_token, scores["values"], config=config, credit_kind=credit_kind)
     else:
         # A turn's Q is what the team can expect from there on, so that a mixer's credit is a return, whatever the rule pays.
         has_q_credit = team is not None and team.credit is not None
         rows = _rewarded_rows(samples, per_token, credit_kind="returns" if has_q_credit else credit_kind)
-        if config.algorithm == "gigpo":
-            metrics["train/anchor_share"] = anchor_share(rows, config.advantage)
-        estimates = estimator(config.algorithm)(rows, config.advantage)  # one per row, or one per token
+        metrics = config.estimator.metrics(rows, config.advantage)
+        estimates = config.estimator(rows, config.advantage)  # one per row, or one per token
+        _check_estimates(estimates, lengths, algorithm=config.algorithm)
         advantages = [
             np.broadcast_to(np.asarray(a, dtype=np.float64), (n,)) for n, a in zip(lengths, estimates, strict=True)
         ]
@@ -98,6 +98,21 @@ def learning_signal(
         returns=returns,
         metrics=metrics,
     )
+
+
+def _check_estimates(estimates: Any, lengths: Sequence[int], *, algorithm: str) -> None:
+    """Raises ValueError where an estimator, maybe a user's own, gives another form than the rows have, or numbers that are not finite."""
+    if len(estimates) != len(lengths):
+        raise ValueError(f"train.algorithm: {algorithm} gives {len(estimates)} advantages for {len(lengths)} rows")
+    for row, (estimate, length) in enumerate(zip(estimates, lengths, strict=True)):
+        values = np.asarray(estimate, dtype=np.float64)
+        if values.shape not in ((), (1,), (length,)):
+            raise ValueError(
+                f"train.algorithm: {algorithm} gives row {row} advantages of shape {values.shape}: it has {length} completion tokens, so "
+                f"give one number, or an array of shape ({length},)"
+            )
+        if not np.isfinite(values).all():
+            raise ValueError(f"train.algorithm: {algorithm} gives row {row} an advantage that is not finite")
 
 
 def _turn_rewards(samples: Sequence[Sample], *, config: TrainConfig, team: TeamSignal | None) -> NDArray[np.float64]:
@@ -140,7 +155,7 @@ def _gae(
         gamma=settings.gamma,
         gae_lambda=settings.gae_lambda,
     )
-    over = settings.whiten or ("agent" if config.algorithm == "ippo" else "all")
+    over = settings.whiten or config.estimator.whitens
     if over != "none":
         advantages = whiten(advantages, labels=[s.agent for s in samples] if over == "agent" else None)
     return advantages, returns
@@ -174,7 +189,7 @@ def _factors(samples: Sequence[Sample], *, config: TrainConfig, team: TeamSignal
     """Returns [N]: the weight of each row's agent, times M of its episode."""
     weight = {agent: settings.weight for agent, settings in config.agents.items()}
     factors = [weight.get(s.agent, 1.0) for s in samples]
-    if team is not None and config.algorithm == "happo":
+    if team is not None and config.estimator.updates_in_turn:
         factors = [f * math.exp(team.log_factor.get(s.episode_id, 0.0)) for f, s in zip(factors, samples, strict=True)]
     return factors
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from train_loops.config import TEAM_CRITIC_ALGORITHMS, TrainConfig
+from train_loops.config import TrainConfig
 from train_loops.signal.figures import explained_variance
 from train_loops.signal.team_signal import TeamSignal
 from train_loops.team.critic import central_advantages, learn_values, turn_advantages
@@ -43,7 +43,7 @@ class TeamLearner:
             seed: of the weights.
         """
         self._config, self._settings = config, config.team
-        self.kind: Literal["critic", "mixer"] = "critic" if config.algorithm in TEAM_CRITIC_ALGORITHMS else "mixer"
+        self.kind: Literal["critic", "mixer"] = "critic" if config.has_team_critic else "mixer"
         self.num_jobs = 0
         self._norm = ValueNorm()
         self._replay: list[TeamEpisode] = []
@@ -89,7 +89,7 @@ class TeamLearner:
             "train/return_mean": float(returns.mean()),
             **explained_variance(returns, values),
         }
-        whitened = self._config.advantage.whiten or "agent"
+        whitened = self._config.advantage.whiten or self._config.estimator.whitens
         return TeamSignal(advantages=turn_advantages(episodes, advantages, whitened=whitened)), metrics
 
     def _learn_qs(

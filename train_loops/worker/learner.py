@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from stores.traces.store import TraceStore
 from stores.types import RewardsRef, Trace, TracesRef
 from train_loops.advantages.rewarded_rows import CreditKind
-from train_loops.config import BASELINE_ALGORITHMS, MismatchConfig, TrainConfig
+from train_loops.config import MismatchConfig, TrainConfig
 from train_loops.engine.models import Models
 from train_loops.rows.packed_attention import why_not_packed
 from train_loops.rows.samples import Funnel, Sample, samples_of
@@ -131,7 +131,7 @@ def read_rows(
     funnel = Funnel(model_group=model_group, train_mixed_versions=mixed)
     samples: list[Sample] = []
     compared: list[Trace] = []
-    has_baselines = config.algorithm in BASELINE_ALGORITHMS
+    has_baselines = bool(config.estimator.variants)
     # A variant in which the model group was never called is a baseline of the group's turns in other episodes.
     for trace in store.read_traces(traces, model_group=None if has_baselines else model_group):
         compared += [trace] if has_baselines else []
@@ -408,7 +408,7 @@ def _measure_change(
 ) -> dict[str, float]:
     """Adds KL(old || new) by k3 to the figures, over some rows; for HAPPO returns the log ratio of every episode."""
     # The next group's M is a product over all tokens of an episode, so that HAPPO scores every row again.
-    scores_all = config.algorithm == "happo"
+    scores_all = config.estimator.updates_in_turn
     rows = list(range(len(samples))) if scores_all else probe_rows([len(s.token_ids) for s in samples])
     new = score_rows(layout, models, rows=rows, names=["old"])["old"]
     kl_of: dict[str, list[NDArray[np.floating]]] = defaultdict(list)
@@ -452,7 +452,7 @@ def _served_figures(is_served: Sequence[bool], keep_mask: Rows, agreements: dict
 
 def _factor_figures(samples: Sequence[Sample], team: TeamSignal | None, *, config: TrainConfig) -> dict[str, float]:
     """Returns for HAPPO how evenly M weights the episodes."""
-    if team is None or config.algorithm != "happo":
+    if team is None or not config.estimator.updates_in_turn:
         return {}
     log_factors = [team.log_factor.get(episode, 0.0) for episode in {s.episode_id for s in samples}]
     return {"train/factor_ess": effective_sample_size(log_factors)}

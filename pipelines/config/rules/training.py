@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pipelines.config.run_sections import RunSections
-from train_loops.config import BASELINE_ALGORITHMS, GROUP_ALGORITHMS
-
-EPISODE_ALGORITHMS = ("grpo", "rloo", "gigpo", "pass_at_k")
-"""Those that compare whole episodes."""
+from train_loops.estimators import ESTIMATORS
 
 
 def variants_match_algorithms(config: RunSections) -> None:
     """collect plays the variants that the algorithms need, and no others."""
     kind = config.collect.variants.kind if config.collect.variants is not None else ""
-    needed = {group: BASELINE_ALGORITHMS.get(config.train_config(group).algorithm, "") for group in config.model_groups}
+    needed = {group: config.train_config(group).estimator.variants for group in config.model_groups}
     for group, needs in needed.items():
         if needs and needs != kind:
             raise ValueError(
@@ -21,7 +18,7 @@ def variants_match_algorithms(config: RunSections) -> None:
                 "which needs none"
             )
     if kind and kind not in needed.values():
-        name = next(name for name, needs in BASELINE_ALGORITHMS.items() if needs == kind)
+        name = next(name for name, it in ESTIMATORS.items() if it.variants == kind)
         raise ValueError(
             f"collect.variants.kind: {kind}: no algorithm of this run uses such episodes: drop it, or set "
             f"train.algorithm: {name}"
@@ -35,12 +32,12 @@ def groups_can_be_compared(config: RunSections) -> None:
     for group in config.model_groups:
         train = config.train_config(group)
         by = train.advantage.group_by
-        if train.algorithm == "gigpo":
+        if train.estimator.needs_siblings:
             raise ValueError(
-                f"model group {group!r}: gigpo compares turns of a task that saw the same prompt (anchors), and "
+                f"model group {group!r}: {train.algorithm} compares turns of a task that saw the same prompt (anchors), and "
                 "collect.episodes_per_task is 1: no turn has one; give at least 2, or take ppo"
             )
-        if train.algorithm in GROUP_ALGORITHMS and train.advantage.singleton == "zero" and by != "batch_agent":
+        if train.estimator.compares and train.advantage.singleton == "zero" and by != "batch_agent":
             raise ValueError(
                 f"model group {group!r}: algorithm {train.algorithm!r} compares the episodes of a task, and "
                 "collect.episodes_per_task is 1: every advantage would be 0; give at least 2, or take ppo, or "
@@ -53,10 +50,10 @@ def costs_reach_the_turns_that_caused_them(config: RunSections) -> None:
     if config.cost is None:
         return
     for group in config.model_groups:
-        algorithm = config.train_config(group).algorithm
-        if algorithm in EPISODE_ALGORITHMS:
+        train = config.train_config(group)
+        if train.estimator.compares == "episodes":
             raise ValueError(
-                f"cost: model group {group!r}: {algorithm} compares episodes by the mean over their turns, in which more turns make each "
+                f"cost: model group {group!r}: {train.algorithm} compares episodes by the mean over their turns, in which more turns make each "
                 "cheaper: take an algorithm that compares turns, dr_mas for example"
             )
     variants = config.collect.variants

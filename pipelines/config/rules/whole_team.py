@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.config.run_sections import RunSections
-from train_loops.config import TEAM, TEAM_CRITIC_ALGORITHMS
+from train_loops.config import TEAM, TEAM_CRITICS
 
 
 def team_learns_as_one(config: RunSections) -> None:
@@ -14,9 +14,9 @@ def team_learns_as_one(config: RunSections) -> None:
         return
     if TEAM in configs:
         raise ValueError(f"model_groups.{TEAM}: this name is the whole-team learner's: take another")
-    if first.algorithm == "happo" and len(configs) == 1:
+    if first.estimator.updates_in_turn and len(configs) == 1:
         raise ValueError(
-            "train.algorithm: happo updates model groups one after another, and there is only one: with one group "
+            f"train.algorithm: {first.algorithm} updates model groups one after another, and there is only one: with one group "
             "take mappo (the same central critic) or ippo"
         )
     for group, train in configs.items():
@@ -26,17 +26,17 @@ def team_learns_as_one(config: RunSections) -> None:
                 f"the same episodes, and another model group has {first.train_mixed_versions}: set it in `train`, not per "
                 "model group"
             )
-        if train.algorithm in TEAM_CRITIC_ALGORITHMS and train.advantage.whiten != first.advantage.whiten:
+        if train.has_team_critic and train.advantage.whiten != first.advantage.whiten:
             raise ValueError(
                 f"model_groups.{group}.train.advantage.whiten = {train.advantage.whiten!r}: the central critic's "
                 "advantages are whitened once for all model groups: set it in `train`, not per model group"
             )
         if train.team != first.team or (
-            train.algorithm != first.algorithm and {train.algorithm, first.algorithm} & set(TEAM_CRITIC_ALGORITHMS)
+            train.algorithm != first.algorithm and (train.has_team_critic or first.has_team_critic)
         ):
             raise ValueError(
                 f"model_groups.{group}.train: the whole team learns first, so all model groups have the same "
-                f"train.team and, with {' or '.join(TEAM_CRITIC_ALGORITHMS)}, the same train.algorithm: set both in "
+                f"train.team and, with {' or '.join(TEAM_CRITICS)}, the same train.algorithm: set both in "
                 "`train`, not per model group"
             )
 

@@ -1,0 +1,102 @@
+"""estimators: the name of an estimator of advantages, or a dotted path to a user's own -> its function, and what that needs of a run.
+
+Nothing heavy is imported, because configs are parsed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from stores.by_name import open_by_name
+
+FORM = "a function of (rows, settings), or an Estimator with one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimator:
+    """An estimator of advantages. A user's own is one of these in his module, or just the function where it needs nothing else."""
+
+    function: Callable[..., Any] | str = ""
+    """`function(rows: RewardedRows, settings: AdvantageConfig)`, see `train_loops/advantages/rewarded_rows.py`, or a dotted path to it.
+    Empty where a critic's values are turned into advantages by GAE."""
+    compares: Literal["", "turns", "episodes"] = ""
+    """What it compares among the episodes of a task: then a task is played more than once."""
+    needs_siblings: bool = False
+    """Whether it does nothing at all where a task is played once, whatever a group of one is given."""
+    variants: str = ""
+    """The kind of variants (`collect.variants`) that its rows are held against, as `rows.baselines`."""
+    takes_increments: bool = True
+    """Whether rewards may be parts of the outcome."""
+    critic: Literal["", "model_group", "team"] = ""
+    """Whose critic gives it values: one of the model group, or the central one of the team."""
+    whitens: Literal["all", "agent"] = "all"
+    """The rows over which GAE whitens where `advantage.whiten` is null."""
+    updates_in_turn: bool = False
+    """Whether model groups are updated one after another, each weighed by the updates before it (HAPPO, arXiv 2109.11251)."""
+    figures: Callable[..., Any] | str = ""
+    """`figures(rows, settings)` -> metrics of its own, by name; empty: none."""
+
+    def __call__(self, rows: Any, settings: Any) -> Any:
+        """Returns [N], one advantage per row, or N arrays, one value per completion token."""
+        return _opened(self.function)(rows, settings)
+
+    def metrics(self, rows: Any, settings: Any) -> dict[str, float]:
+        """Returns its own figures of an iteration's rows."""
+        return _opened(self.figures)(rows, settings) if self.figures else {}
+
+
+def _in(file: str, function: str = "") -> str:
+    return f"train_loops.advantages.{file}:{function or file}"
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "ppo": Estimator(critic="model_group"),
+    "ippo": Estimator(critic="model_group", whitens="agent"),
+    "mappo": Estimator(critic="team", whitens="agent"),
+    "happo": Estimator(critic="team", whitens="agent", updates_in_turn=True),
+    "grpo": Estimator(function=_in("grpo"), compares="episodes"),
+    "dr_mas": Estimator(function=_in("dr_mas"), compares="turns"),
+    "at_grpo": Estimator(function=_in("at_grpo"), compares="turns"),
+    "rloo": Estimator(function=_in("rloo"), compares="episodes"),
+    "reinforce_pp": Estimator(function=_in("reinforce_pp")),
+    "reinforce_pp_baseline": Estimator(function=_in("reinforce_pp_baseline"), compares="turns"),
+    "remax": Estimator(function=_in("remax"), variants="greedy"),
+    "opo": Estimator(function=_in("opo"), compares="turns"),
+    "gpg": Estimator(function=_in("gpg"), compares="turns"),
+    "pass_at_k": Estimator(function=_in("pass_at_k"), compares="episodes"),
+    "gigpo": Estimator(
+        function=_in("gigpo"), compares="episodes", needs_siblings=True, figures=_in("gigpo", "figures")
+    ),
+    "counterfactual": Estimator(function=_in("counterfactual"), variants="counterfactual"),
+    "leave_one_out": Estimator(function=_in("leave_one_out"), variants="leave_one_out", takes_increments=False),
+}
+"""By the name in a config. `infra/docs/design/formulas.md` has each in one table."""
+
+
+def estimator_of(algorithm: str) -> Estimator:
+    """Returns what `train.algorithm` names.
+
+    Raises:
+        ValueError: it is no known name, and no path to an estimator that can be imported without a heavy library.
+    """
+    if ":" not in algorithm:
+        if algorithm in ESTIMATORS:
+            return ESTIMATORS[algorithm]
+        nearest = get_close_matches(algorithm, ESTIMATORS, n=1)
+        meant = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(ESTIMATORS)}"
+        raise ValueError(f"no estimator of this name: {meant} One of your own is 'module:name', {FORM}")
+    found = open_by_name(algorithm, place="", wanted=FORM, fits=_is_estimator, is_parsing=True)
+    return found if isinstance(found, Estimator) else Estimator(function=found)
+
+
+def _is_estimator(found: Any) -> bool:
+    if isinstance(found, Estimator):
+        return bool(found.function)
+    return callable(found) and not isinstance(found, type)
+
+
+def _opened(function: Callable[..., Any] | str) -> Callable[..., Any]:
+    return open_by_name(function, place="train.algorithm") if isinstance(function, str) else function
