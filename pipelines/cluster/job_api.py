@@ -2,29 +2,28 @@
 
     JobApi(address).submit / job / jobs / log / stop / upload ──HTTP──> dashboard of the cluster
 
-Plain HTTP and the standard library: no import of Ray, so that Airflow's processes stay light, and every request has a
-deadline. A wrong address or token is a ValueError; no answer, which may pass, is ClusterUnreachable.
+No import of Ray, so that Airflow's processes stay light. A wrong address or token is a ValueError; no answer, which may
+pass, is ClusterUnreachable.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
 
 from pipelines.cluster.auth import auth_token, token_path
 from pipelines.config.schedule import ClusterConfig, check_address
+from serve_apps.http.peer import Answer, Peer, PeerError
 from stores.proxies import is_loopback
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 REQUEST_TIMEOUT_S = 30.0
+MAX_LOG_BYTES = 1 << 30
+"""Bytes of an answer: it may be all that a job has printed."""
 
 
 class ClusterUnreachable(ConnectionError):
@@ -61,103 +60,103 @@ class JobApi:
 
     address: str
     timeout_s: float = REQUEST_TIMEOUT_S
-    _opener: OpenerDirector = field(init=False, repr=False)
+    _peer: Peer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.address = check_address(self.address)
-        self._opener = build_opener(*([ProxyHandler({})] if is_loopback(self.address) else []))
-
-    @property
-    def _host(self) -> str:
-        return urlsplit(self.address).hostname or ""
+        self._peer = Peer(self.address, timeout_s=self.timeout_s, max_bytes=MAX_LOG_BYTES)
 
     def job(self, submission_id: str) -> Job | None:
         """A job; None if the cluster does not know it (any more)."""
-        code, body = self._send("GET", f"/api/jobs/{submission_id}")
-        return None if code == 404 else _job(self._parsed(code, body))
+        answer = self._ask("GET", f"/api/jobs/{submission_id}", accepts=(200, 404))
+        return None if answer.status == 404 else _job(self._json(answer))
 
     def jobs(self) -> list[Job]:
         """Every job that was submitted to the cluster, newest first."""
-        rows = [row for row in self._json("GET", "/api/jobs/") if row.get("type") == "SUBMISSION"]
+        rows = [row for row in self._json(self._ask("GET", "/api/jobs/")) if row.get("type") == "SUBMISSION"]
         return sorted(map(_job, rows), key=lambda job: job.started_at or 0.0, reverse=True)
 
     def log(self, submission_id: str) -> str:
         """All that a job has printed so far; empty where it has not begun, or its log is out of reach."""
-        code, body = self._send("GET", f"/api/jobs/{submission_id}/logs")
-        return str(self._parsed(code, body).get("logs") or "") if code == 200 else ""
+        answer = self._ask("GET", f"/api/jobs/{submission_id}/logs", accepts=range(600))
+        return str(self._json(answer).get("logs") or "") if answer.status == 200 else ""
 
     def submit(self, request: Mapping[str, Any]) -> bool:
         """Starts a job; False if its submission id exists already."""
-        code, body = self._send("POST", "/api/jobs/", dict(request))
-        if code != 200 and "already exists" in body:
+        answer = self._ask("POST", "/api/jobs/", json=dict(request), accepts=(200, 400, 500))
+        if answer.status == 200:
+            self._json(answer)
+            return True
+        if "already exists" in answer.text:
             return False
-        self._parsed(code, body)
-        return True
+        error = ValueError if answer.status == 400 else ClusterUnreachable
+        raise error(f"{self.address} answered HTTP {answer.status}: {last_lines(answer.text, 5)}")
 
     def stop(self, submission_id: str) -> bool:
         """Asks a job to end; False where the cluster does not know it. Harmless for one that has ended."""
-        code, body = self._send("POST", f"/api/jobs/{submission_id}/stop")
-        if code == 404:
-            return False
-        self._parsed(code, body)
-        return True
+        answer = self._ask("POST", f"/api/jobs/{submission_id}/stop", accepts=(200, 404))
+        return answer.status == 200 and bool(self._json(answer))
 
     def upload(self, name: str, content: bytes) -> str:
         """Keeps a package on the cluster unless it is there; returns its URI."""
-        if self._send("GET", f"/api/packages/gcs/{name}")[0] == 404:
-            code, body = self._send("PUT", f"/api/packages/gcs/{name}", content)
-            if code != 200:
-                raise ClusterUnreachable(f"{self.address} did not take the working directory: HTTP {code}, {body}")
+        path, kind = f"/api/packages/gcs/{name}", {"Content-Type": "application/octet-stream"}
+        if self._ask("GET", path, accepts=(200, 404)).status == 404:
+            self._ask("PUT", path, content=content, headers=kind)
         return f"gcs://{name}"
 
-    def _json(self, method: str, path: str) -> Any:
-        return self._parsed(*self._send(method, path))
-
-    def _parsed(self, code: int, body: str) -> Any:
-        if code in (401, 403):
-            raise ValueError(self._refusal(code))
-        if code == 404:
-            raise ValueError(
-                f"{self.address} answers, but it is no Ray dashboard (HTTP 404): give http://HOST:8265 of the cluster"
-            )
-        if code != 200:
-            raise ClusterUnreachable(f"{self.address} answered HTTP {code}: {last_lines(body, 5)}")
+    def _json(self, answer: Answer) -> Any:
         try:
-            return json.loads(body)
-        except json.JSONDecodeError:
+            return answer.json()
+        except ValueError:
             raise ValueError(f"{self.address} answers, but not as Ray's job API: is it http://HOST:8265?") from None
 
-    def _send(self, method: str, path: str, data: Any = None) -> tuple[int, str]:
-        headers = {"Content-Type": "application/octet-stream" if isinstance(data, bytes) else "application/json"}
-        if token := self._token():
-            headers["Authorization"] = f"Bearer {token}"
-        content = data if data is None or isinstance(data, bytes) else json.dumps(data).encode()
-        request = Request(self.address + path, data=content, headers=headers, method=method)
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        accepts: Collection[int] = (200,),
+        headers: Mapping[str, str] | None = None,
+        **request: Any,
+    ) -> Answer:
+        own = {"Authorization": f"Bearer {token}"} if (token := self._token()) else {}
         try:
-            with self._opener.open(request, timeout=self.timeout_s) as answer:
-                return answer.status, answer.read().decode(errors="replace")
-        except HTTPError as error:
-            return error.code, error.read().decode(errors="replace")
-        except http.client.BadStatusLine as error:
-            if isinstance(error, http.client.RemoteDisconnected):  # it is just going down, or coming up
-                raise ClusterUnreachable(f"{self.address} hung up without an answer") from None
-            raise ValueError(
-                f"{self.address} answers, but not in HTTP ({error!r}): is it the port of the cluster itself? "
-                f"Jobs go to the dashboard, e.g. http://{self._host}:8265"
-            ) from None
-        except (URLError, OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise ClusterUnreachable(
-                f"no Ray cluster answers at {self.address} ({reason}): is it up, and is that its dashboard's address "
-                "(cluster.address, RAY_API_SERVER_ADDRESS)?"
-            ) from None
+            return self._peer.ask(
+                method, self.address + path, accepts=accepts, headers={**own, **(headers or {})}, **request
+            )
+        except PeerError as error:
+            raise self._error_of(error) from None
+
+    def _error_of(self, error: PeerError) -> ValueError | ClusterUnreachable:
+        if error.fault == "caller":
+            return ValueError(self._refusal(error))
+        if error.status == 404:
+            return ValueError(
+                f"{self.address} answers, but it is no Ray dashboard (HTTP 404): give http://HOST:8265 of the cluster"
+            )
+        if error.fault == "address" and error.status is None:
+            return ValueError(
+                f"{self.address} answers, but not in HTTP ({error}): is it the port of the cluster itself? "
+                f"Jobs go to the dashboard, e.g. http://{urlsplit(self.address).hostname}:8265"
+            )
+        if error.fault in ("address", "request"):
+            return ValueError(f"{self.address} {error}: is it http://HOST:8265 of the cluster, of this version of Ray?")
+        if error.status is not None:
+            return ClusterUnreachable(f"{self.address} answered HTTP {error.status}: {last_lines(error.text, 5)}")
+        return ClusterUnreachable(
+            f"no Ray cluster answers at {self.address} ({error}): is it up, and is that its dashboard's address "
+            "(cluster.address, RAY_API_SERVER_ADDRESS)?"
+        )
 
     def _token(self) -> str:
         """Ray's token; on this machine also without RAY_AUTH_MODE."""
         is_sent = os.environ.get("RAY_AUTH_MODE", "") == "token" or is_loopback(self.address)
         return auth_token() if is_sent else ""
 
-    def _refusal(self, code: int) -> str:
+    def _refusal(self, error: PeerError) -> str:
+        if error.status is None:
+            return f"{self.address}: {error}; the token of RAY_AUTH_TOKEN or {token_path()} has signs that no token has"
+        code = error.status
         if self._token():
             where = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else str(token_path())
             return (

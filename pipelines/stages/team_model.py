@@ -19,6 +19,8 @@ import mlflow
 import pandas as pd
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
+ANSWER_S = 600.0
+
 
 class TeamModel(PythonModel):
     """One team version. Rows have `prompt`, and may have `seed`."""
@@ -45,22 +47,16 @@ class TeamModel(PythonModel):
         return pd.DataFrame(answers)
 
     def _ask(self, url: str, prompt: str, seed: int) -> dict[str, Any]:
-        import httpx
-
-        from stores.proxies import is_loopback
+        from serve_apps.http.peer import Peer, PeerError
 
         key = os.environ.get("TROUPE_API_KEY", "")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        answer = httpx.post(
-            f"{url.rstrip('/').removesuffix('/v1')}/v1/workflows/{self._team.run_id}/runs",
-            json={"prompt": prompt, "seed": seed},
-            headers=headers,
-            timeout=600,
-            trust_env=not is_loopback(url),
-        )
-        if answer.status_code != 200:
-            raise RuntimeError(f"the gateway at {url} answers {answer.status_code}: {answer.text[:500]}")
-        reply = answer.json()
+        runs = f"{url.rstrip('/').removesuffix('/v1')}/v1/workflows/{self._team.run_id}/runs"
+        task = {"prompt": prompt, "seed": seed}
+        try:
+            reply = Peer(url, timeout_s=ANSWER_S).ask("POST", runs, json=task, headers=headers).json()
+        except (PeerError, ValueError) as error:
+            raise RuntimeError(f"the gateway at {url}: {error}") from None
         return {
             "answer": reply["answer"],
             "status": reply["status"],

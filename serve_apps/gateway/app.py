@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-import httpx
 import ray
 from ray import serve
 
@@ -29,6 +28,7 @@ from serve_apps.gateway.traffic.peer_replicas import ServePeers
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.shadowing import ServePlayer
 from serve_apps.gateway.traffic.teams import TeamRoute, build_teams, parse_teams
+from serve_apps.http.peer import Peer, PeerError
 from serve_apps.policy.app_list import new_entry
 from serve_apps.telemetry.export import begin_export, end_export
 from stores.logs import bound, configure
@@ -159,8 +159,9 @@ def _shared_socket(host: str, port: int, *, cluster: str) -> socket.socket:
     """Returns a socket that all replicas of this cluster share on a machine; ValueError where others listen on the port."""
     # With SO_REUSEPORT another cluster's gateway could bind the same port and get half of the connections: ask who it is.
     try:
-        other = httpx.get(f"http://{_in_url(host)}:{port}/health", timeout=2, trust_env=False).json()
-    except (httpx.HTTPError, ValueError):
+        url = f"http://{_in_url(host)}:{port}/health"
+        other = Peer(url, timeout_s=2, is_ours=True).ask("GET", url).json()
+    except (PeerError, ValueError):
         other = {}
     if isinstance(other, dict) and other.get("gateway", cluster) != cluster:
         raise ValueError(f"gateway.port = {port}: the gateway of another cluster listens there; take another port")

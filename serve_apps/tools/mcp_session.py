@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CONNECT_S, READ_S = 30.0, 300.0
+"""For a connection, and between two parts of an answer: MCP's own. What a call may take is said with the tool."""
 CHECK_S = 5.0
 """How long a server may take to show that it is not stuck in a call that was given up."""
 
@@ -187,15 +189,19 @@ class Session:
                 connection.closed.set()
 
     async def _transport(self, stack: AsyncExitStack, errors: ProcessLog) -> Any:
+        from httpx2 import Timeout
         from mcp import StdioServerParameters, stdio_client
-        from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+        from mcp.client.streamable_http import streamable_http_client
+
+        from serve_apps.http.peer import async_client
 
         server = self._server
         if server.url:
             headers = (
                 {"Authorization": f"Bearer {os.environ[server.token_variable]}"} if server.token_variable else None
             )
-            http = await stack.enter_async_context(create_mcp_http_client(headers=headers))
+            timeout = Timeout(CONNECT_S, read=READ_S)
+            http = await stack.enter_async_context(async_client([server.url], timeout=timeout, headers=headers))
             return streamable_http_client(server.url, http_client=http)
         command, *arguments = server.command
         taken = {name: os.environ[name] for name in server.inherit if name in os.environ}

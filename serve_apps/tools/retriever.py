@@ -9,24 +9,22 @@ earn a reward by accident.
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from serve_apps.authoring.agent import ToolError, ToolFault, count_attempt
-from stores.proxies import direct_mounts
 from stores.traces.corpus import Corpus, Document, with_title
+
+if TYPE_CHECKING:
+    from serve_apps.http.peer import AsyncPeer, PeerError
 
 Request = Literal["queries", "query", "questions"]
 """The form of a request: Search-R1's batch, Dr. MAS' single query, UnityMAS-O's pool."""
-RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
-INPUT_REFUSED = frozenset({400, 413, 414, 422})
-"""The statuses with which a server refuses what it was asked; with others it refuses the address or the caller."""
-MAX_ANSWER_BYTES = 16 << 20
+PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
+"""Between two attempts, at first and at most."""
 
 
 class Retriever(Protocol):
@@ -60,15 +58,6 @@ class _Endpoint:
     closed_until: float = 0.0
 
 
-class _Refusal(ValueError):
-    """Raised where a server refuses a request: repeating it cannot help."""
-
-    def __init__(self, message: str, *, is_about_input: bool) -> None:
-        """Args: is_about_input: the queries were refused, not the address or the caller."""
-        super().__init__(message)
-        self.is_about_input = is_about_input
-
-
 @dataclass
 class HttpRetriever:
     """Searches by POST to servers that are asked in turn.
@@ -93,7 +82,7 @@ class HttpRetriever:
     rest_s: float = 10.0
     _endpoints: list[_Endpoint] = field(init=False, repr=False)
     _cache: OrderedDict[tuple[str, int], list[Document]] = field(init=False, repr=False, default_factory=OrderedDict)
-    _client: Any = field(init=False, repr=False, default=None)
+    _peer: AsyncPeer | None = field(init=False, repr=False, default=None)
     _room: asyncio.Semaphore | None = field(init=False, repr=False, default=None)
     _next: int = field(init=False, repr=False, default=0)
 
@@ -121,74 +110,47 @@ class HttpRetriever:
         return [row_of[query] if query.strip() else [] for query in queries]
 
     async def close(self) -> None:
-        """Closes the connections to the search server."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        """Closes the connections to the search servers."""
+        if self._peer is not None:
+            await self._peer.close()
+            self._peer = None
 
     async def _ask(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        import httpx
+        from serve_apps.http.peer import AsyncPeer, PeerError, pause_s
 
-        if self._client is None:
-            limits = httpx.Limits(max_connections=512)
-            self._client = httpx.AsyncClient(timeout=None, limits=limits, mounts=direct_mounts(self.urls))
-            self._room = asyncio.Semaphore(self.max_in_flight)
-        assert self._room is not None, "made with the client"
-        body = json.dumps(self._payload(queries, top_k)).encode()
-        fault, num_faults = "no attempt was made", 0
-        refusals: dict[str, _Refusal] = {}
+        if self._peer is None or self._room is None:
+            self._peer = AsyncPeer(self.urls, timeout_s=self.timeout_s)
+            self._room = asyncio.Semaphore(self.max_in_flight)  # of the event loop that the connections are of
+        body, fault, num_faults = self._payload(queries, top_k), "no attempt was made", 0
+        refusals: dict[str, PeerError] = {}
         try:
             async with asyncio.timeout(self.deadline_s), self._room:
                 while num_faults < self.max_attempts and len(refusals) < len(self._endpoints):
-                    endpoint = self._choose(refusals)
+                    endpoint, asked_s = self._choose(refusals), 0.0
                     count_attempt()
                     try:
-                        rows = read_rows(_json(await self._post(endpoint.url, body)), len(queries))
+                        rows = read_rows((await self._peer.ask("POST", endpoint.url, json=body)).json(), len(queries))
                         endpoint.num_faults = 0
                         return rows
-                    except _Refusal as error:
-                        refusals[endpoint.url] = error
+                    except (PeerError, ValueError) as error:
                         self._blame(endpoint)
-                    except ValueError as error:
+                        if isinstance(error, PeerError):
+                            if error.fault != "peer":
+                                refusals[endpoint.url] = error
+                                continue
+                            asked_s = error.retry_after_s if len(self._endpoints) == 1 else 0.0
                         fault = f"{endpoint.url}: {error}"
-                        self._blame(endpoint)
-                        await asyncio.sleep(min(2.0, 0.1 * 2**num_faults) * random.uniform(0.5, 1.0))
-                        num_faults += 1
+                    pause = pause_s(num_faults, first_s=PAUSE_S, longest_s=MAX_PAUSE_S)
+                    await asyncio.sleep(max(asked_s, pause))
+                    num_faults += 1
         except TimeoutError:
             raise ToolFault(f"no documents within {self.deadline_s:g} s; last {fault}") from None
         if num_faults < self.max_attempts:
             said = "; ".join(f"{url} {refusal}" for url, refusal in refusals.items())
-            if all(refusal.is_about_input for refusal in refusals.values()):
+            if all(refusal.fault == "request" for refusal in refusals.values()):
                 raise ToolError(f"{said}; the queries are not what it takes")
             raise ToolFault(f"{said}; is it the address of the retriever, path included?")
         raise ToolFault(f"no documents after {self.max_attempts} attempts; last {fault}")
-
-    async def _post(self, url: str, body: bytes) -> bytes:
-        """Returns the answer to one request; ValueError says why there is none."""
-        import httpx
-
-        answer = bytearray()
-        try:
-            async with (
-                asyncio.timeout(self.timeout_s),
-                self._client.stream(
-                    "POST", url, content=body, headers={"Content-Type": "application/json"}
-                ) as response,
-            ):
-                async for part in response.aiter_bytes():
-                    answer += part
-                    if len(answer) > MAX_ANSWER_BYTES:
-                        raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
-        except TimeoutError:
-            raise ValueError(f"no whole answer within {self.timeout_s:g} s") from None
-        except httpx.HTTPError as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from None
-        if response.status_code != 200:
-            answer_start = f"HTTP {response.status_code}: {bytes(answer[:200]).decode(errors='replace')!r}"
-            if response.status_code in RETRIED:
-                raise ValueError(answer_start)
-            raise _Refusal(f"answered {answer_start}", is_about_input=response.status_code in INPUT_REFUSED)
-        return bytes(answer)
 
     def _payload(self, queries: Sequence[str], top_k: int) -> dict[str, Any]:
         if self.request == "questions":
@@ -240,13 +202,6 @@ def as_information(documents: Sequence[Document]) -> str:
         title, newline, text = document.contents.partition("\n")
         lines.append(f"Doc {number}(Title: {title}) {text}\n" if newline else f"Doc {number}: {title}\n")
     return f"<information>{''.join(lines).rstrip()}</information>"
-
-
-def _json(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        raise ValueError(f"an answer that is not JSON: {content[:200].decode(errors='replace')!r}") from None
 
 
 def _document(item: Any) -> Document:

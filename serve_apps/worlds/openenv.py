@@ -4,7 +4,7 @@
     {"type": "step", "data": {"text": "look"}}      ->  the same, or {"type": "error", "data": {"code", "message"}}
 
 Its HTTP `/reset` and `/step` begin another world with each request, so they are of no use here. A server that is full says so, and is
-asked again, as is one that takes no connection because it is being started again.
+asked again, as is one that takes no connection because it is being started again. Proxies, redirects and statuses: see `http/peer.py`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from serve_apps.authoring.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.authoring.environment import Environment
+from serve_apps.http.peer import MAX_ANSWER_BYTES, fault_of, pause_s, read_json
+from stores.proxies import is_loopback
 from stores.types import Cause
 
 FULL = "CAPACITY_REACHED"
 PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
 """Between two questions to a server that begins no world now, at first and at most."""
-MAX_ANSWER = 32 * 2**20
-"""Bytes of one answer."""
+MAX_ANSWER = 2 * MAX_ANSWER_BYTES
+"""Bytes of one answer, unpacked: an observation may hold a picture."""
 REACH_TIMEOUT_S = 10.0
 """How long `reach` waits for a connection."""
 
@@ -47,7 +49,7 @@ class OpenEnvSession:
 
         Raises ToolFault where that stays so, and AuthorError where it refuses the settings.
         """
-        pause_s, why = PAUSE_S, ""
+        number, why = 0, ""
         try:
             async with asyncio.timeout(self._environment.reset_timeout_s):
                 while True:
@@ -55,8 +57,8 @@ class OpenEnvSession:
                         return await self._begin(dict(settings))
                     except Busy as busy:
                         why = str(busy)
-                        await asyncio.sleep(pause_s)
-                        pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                        await asyncio.sleep(pause_s(number, first_s=PAUSE_S, longest_s=MAX_PAUSE_S))
+                        number += 1
         except TimeoutError:
             limit = f"reset_timeout_s = {self._environment.reset_timeout_s:g}"
             why = why or ("did not answer reset" if self._socket else "did not take the connection")
@@ -87,24 +89,30 @@ class OpenEnvSession:
         try:
             with suppress(ConnectionClosed):  # a full server says so and closes, without reading
                 await self._socket.send(json.dumps({"type": verb, "data": data}))
-            answer = json.loads(await self._socket.recv())
+            answer = read_json(await self._socket.recv())
         except WebSocketException as error:
             if verb == "reset":
                 raise Busy(f"went away in reset: {error}") from None
             raise ToolFault(f"the server {self._environment.url} went away in {verb}: {error}") from None
         except ValueError as error:
-            raise AuthorError(
-                f"the server {self._environment.url} answered {verb} with what is no JSON: {error}"
-            ) from None
+            raise self._no_answer(verb, str(error)) from None
+        content = answer.get("data", {}) if isinstance(answer, dict) else None
+        if not isinstance(content, dict) or not isinstance(content.get("observation") or {}, dict):
+            raise self._no_answer(verb, f"{str(answer)[:200]!r}")
         if answer.get("type") == "error":
-            fault = answer.get("data", {})
+            fault = content
             if fault.get("code") == FULL:
                 raise Busy("is full")
             message = f"{fault.get('code')}: {fault.get('message')}"
             if verb == "reset":  # whatever a model wrote, a world begins with its settings
                 raise AuthorError(f"the server {self._environment.url} begins no world with {dict(data)}: {message}")
             raise ToolRaised(message)
-        return self._seen(answer.get("data", {}))
+        return self._seen(content)
+
+    def _no_answer(self, verb: str, said: str) -> AuthorError:
+        return AuthorError(
+            f"the server {self._environment.url} answered {verb} with what is no answer of a world: {said}"
+        )
 
     def _seen(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Returns an answer in the form of a world's."""
@@ -128,6 +136,13 @@ async def reach(environment: Environment) -> None:
         raise ToolFault(f"the server {environment.url} {busy}") from None
 
 
+class _Connecting(connect):
+    """A connection that follows no redirect."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
+
+
 @asynccontextmanager
 async def _connection(environment: Environment, *, timeout_s: float) -> AsyncIterator[ClientConnection]:
     """Raises Busy where the server takes none within `timeout_s`.
@@ -138,20 +153,22 @@ async def _connection(environment: Environment, *, timeout_s: float) -> AsyncIte
     async with AsyncExitStack() as stack:
         try:
             connection = await stack.enter_async_context(
-                connect(address, max_size=MAX_ANSWER, open_timeout=timeout_s, ping_interval=None)
+                _Connecting(
+                    address,
+                    max_size=MAX_ANSWER,
+                    open_timeout=timeout_s,
+                    ping_interval=None,
+                    proxy=None if is_loopback(environment.url) else True,
+                )
             )
-        except InvalidStatus as error:
-            is_short = error.response.status_code in (502, 503, 504)
-            raise (Busy(f"cannot be reached: {error}") if is_short else _unreachable(environment, error)) from None
-        except OSError as error:
-            raise Busy(f"cannot be reached: {error}") from None
-        except WebSocketException as error:
-            raise _unreachable(environment, error) from None
+        except (OSError, WebSocketException) as error:
+            has_hung_up = isinstance(error, OSError) or isinstance(error.__cause__, EOFError)
+            if has_hung_up or (isinstance(error, InvalidStatus) and fault_of(error.response.status_code) == "peer"):
+                raise Busy(f"cannot be reached: {error}") from None
+            raise ToolFault(
+                f"the server {environment.url} cannot be reached: {error}: is it an OpenEnv server?"
+            ) from None
         yield connection
-
-
-def _unreachable(environment: Environment, error: Exception) -> ToolFault:
-    return ToolFault(f"the server {environment.url} cannot be reached: {error}: is it an OpenEnv server?")
 
 
 @asynccontextmanager

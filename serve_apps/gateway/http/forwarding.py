@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
-import httpx
+import httpx2
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from fastapi.routing import APIRoute
@@ -14,6 +14,7 @@ from serve_apps.gateway.http.long_bodies import LongBodyRoute
 from serve_apps.gateway.traffic.admission import RATE_HEADERS
 from serve_apps.gateway.traffic.peer_replicas import PeerAddresses
 from serve_apps.gateway.traffic.service import Service
+from serve_apps.http.peer import async_client
 from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.telemetry.spans import trace_headers
@@ -41,11 +42,8 @@ class Forwarding:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._addresses = PeerAddresses(service.peers)
-        self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(10, read=service.config.request_timeout_s + 10),
-            limits=httpx.Limits(max_connections=None),
-            trust_env=False,
-        )
+        timeout = httpx2.Timeout(10, read=service.config.request_timeout_s + 10)
+        self._http = async_client([], timeout=timeout, max_bytes=None, is_ours=True)
 
     async def handle(self, request: Request, answer_here: Handler) -> Response:
         """Answers a call here or forwards it; ApiError 503 where the episode's replica does not answer."""
@@ -58,7 +56,7 @@ class Forwarding:
             return await answer_here(request)  # which reports that there is no such episode
         try:
             return await self._forward(request, address)
-        except httpx.TransportError:
+        except httpx2.TransportError:
             self._addresses.forget(replica)
             raise ApiError(
                 503, "the gateway replica of this episode does not answer", code="replica_gone", retry_after_s=2
@@ -70,7 +68,7 @@ class Forwarding:
             FORWARDED: "1",
             **trace_headers(),
         }
-        url = httpx.URL(address).copy_with(raw_path=request.scope.get("raw_path") or request.url.path.encode())
+        url = httpx2.URL(address).copy_with(raw_path=request.scope.get("raw_path") or request.url.path.encode())
         forwarded = self._http.build_request(request.method, url, headers=headers, content=await request.body())
         response = await unless_gone(request, self._http.send(forwarded, stream=True))
         own_headers = {name: value for name in RESPONSE_HEADERS if (value := response.headers.get(name))}
@@ -99,7 +97,7 @@ def replica_of(episode_id: str) -> str:
     return parts[1] if len(parts) == 3 and parts[0] == "ep" else ""
 
 
-async def _bytes_of(response: httpx.Response) -> AsyncGenerator[bytes]:
+async def _bytes_of(response: httpx2.Response) -> AsyncGenerator[bytes]:
     try:
         async for part in response.aiter_raw():
             yield part
