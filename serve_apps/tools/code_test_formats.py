@@ -1,7 +1,6 @@
 """code_test_formats: the tests of a code task as a data set writes them -> pairs of input and output.
 
-FORMATS holds one adapter per form, and the first that recognises the data reads it. The order matters: an object of the
-earlier forms may have fields of the later ones, too.
+`read_pairs` reads these forms. The order matters: an object of the earlier ones may have fields of the later ones, too.
 
     split     {"public_tests": ..., "private_tests": ..., "tests": ...}   CodeContests, LiveCodeBench, UnityMAS-O;
               with CodeContests' `generated_tests`, which are private
@@ -19,8 +18,7 @@ import binascii
 import io
 import pickle
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from json import JSONDecodeError
 from typing import Any, NamedTuple
 
@@ -51,23 +49,17 @@ class Pairs(NamedTuple):
     private: list[Pair]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
-    """Recognises and reads one form of tests."""
-
-    name: str
-    recognises: Callable[[Any], bool]
-    read: Callable[[Any], Pairs]
-    """Raises ValueError, naming the test, for data that it recognises and cannot read."""
-
-
 def read_pairs(data: Any) -> Pairs:
-    """Reads the tests in data that `opened` returned; ValueError where no format recognises it, or it cannot be read."""
-    for form in FORMATS:
-        if form.recognises(data):
-            return form.read(data)
-    names = ", ".join(form.name for form in FORMATS)
-    raise ValueError(f"tests are a list or an object, this is {type(data).__name__}; formats are {names}")
+    """Reads the tests in data that `opened` returned; ValueError where they have no known form, or a test lacks a part."""
+    if isinstance(data, Mapping):
+        if any(data.get(field) for field in (*NESTED, *PUBLIC, *PRIVATE)):
+            return _read_split(data)
+        inputs, outputs = _field(data, INPUTS), _field(data, OUTPUTS)
+        is_columns = isinstance(inputs, Sequence) and isinstance(outputs, Sequence) and not isinstance(inputs, str)
+        return _read_columns(inputs, outputs) if is_columns else _read_list([data])
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
+        return _read_list(data)
+    raise ValueError(f"tests are a list or an object, this is {type(data).__name__}")
 
 
 def opened(raw: Any) -> Any:
@@ -132,10 +124,6 @@ def first_value(objects: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> 
     return next((level[f] for level in objects for f in fields if level.get(f)), None)
 
 
-def _is_split(data: Any) -> bool:
-    return isinstance(data, Mapping) and any(data.get(field) for field in (*NESTED, *PUBLIC, *PRIVATE))
-
-
 def _read_split(data: Mapping[str, Any]) -> Pairs:
     nested = next((data[field] for field in NESTED if data.get(field)), None)
     public, private = ([], []) if nested is None else read_pairs(nested)
@@ -145,30 +133,10 @@ def _read_split(data: Mapping[str, Any]) -> Pairs:
     return Pairs(public, private)
 
 
-def _is_columns(data: Any) -> bool:
-    if not isinstance(data, Mapping):
-        return False
-    inputs, outputs = _field(data, INPUTS), _field(data, OUTPUTS)
-    return isinstance(inputs, Sequence) and isinstance(outputs, Sequence) and not isinstance(inputs, str)
-
-
-def _read_columns(data: Mapping[str, Any]) -> Pairs:
-    inputs, outputs = _field(data, INPUTS), _field(data, OUTPUTS)
+def _read_columns(inputs: Sequence[Any], outputs: Sequence[Any]) -> Pairs:
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs but {len(outputs)} outputs: a test needs both")
     return Pairs([], list(zip(inputs, outputs, strict=True)))
-
-
-def _is_single(data: Any) -> bool:
-    return isinstance(data, Mapping)
-
-
-def _read_single(data: Mapping[str, Any]) -> Pairs:
-    return _read_list([data])
-
-
-def _is_list(data: Any) -> bool:
-    return isinstance(data, Sequence) and not isinstance(data, (str, bytes))
 
 
 def _read_list(data: Sequence[Any]) -> Pairs:
@@ -185,11 +153,3 @@ def _read_list(data: Sequence[Any]) -> Pairs:
 
 def _field(row: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
-
-
-FORMATS = (
-    Format(name="split", recognises=_is_split, read=_read_split),
-    Format(name="columns", recognises=_is_columns, read=_read_columns),
-    Format(name="single", recognises=_is_single, read=_read_single),
-    Format(name="list", recognises=_is_list, read=_read_list),
-)
