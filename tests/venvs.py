@@ -6,14 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLES = Path(__file__).parents[1] / "pipelines" / "examples"
+ROOT = Path(__file__).parents[1]
+FOLDERS = (ROOT / "pipelines" / "examples", ROOT / "tests" / "worlds")
 
 
 def make_venv(example: str, folder: Path) -> str:
     """Makes an environment in `folder` from the exact requirements of an example, and returns its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     interpreter = str(folder / "venv" / "bin" / "python")
-    command = [interpreter, "-m", "pip", "install", "--quiet", "-r", str(EXAMPLES / example / "requirements.txt")]
+    requirements = next(file for folder in FOLDERS if (file := folder / example / "requirements.txt").exists())
+    command = [interpreter, "-m", "pip", "install", "--quiet", "-r", str(requirements)]
     installed = subprocess.run(command, capture_output=True, text=True)
     assert installed.returncode == 0, installed.stderr
     return interpreter

@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 from pipelines.config.run_config import load_config
-from pipelines.examples.miniwob.tasks import PAGES
 from pipelines.run.run import Run
 from pipelines.tasks.splits import settings_of
 from stores.traces.conventions import is_world_call
 from stores.types import Cause, EpisodeStatus, Trace
 from tests.e2e.local_runs import COMMAND
 from tests.venvs import make_venv
+from tests.worlds.miniwob.tasks import PAGES
 
 pytestmark = [
     pytest.mark.nightly,
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.needs_program("chromedriver"),
 ]
 
-CONFIG = Path(__file__).parents[2] / "infra" / "worlds" / "miniwob.yaml"
+CONFIG = Path(__file__).parents[2] / "tests" / "worlds" / "miniwob" / "run.yaml"
 SETTINGS = {
     "warmstart.num_demonstrations": 120,
     "warmstart.num_epochs": 8,

@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 
 from pipelines.config.run_config import load_config
-from pipelines.examples.alfworld.demonstrator import demonstrate
-from pipelines.examples.alfworld.games import HOLDS, KINDS, STATIONS, make_room, problem, type_of
-from pipelines.examples.alfworld.tasks import SHARES, generate, split_of
-from pipelines.examples.alfworld.workflow import ROOT
 from pipelines.tasks.splits import settings_of
+from tests.worlds.alfworld.demonstrator import demonstrate
+from tests.worlds.alfworld.games import HOLDS, KINDS, STATIONS, make_room, problem, type_of
+from tests.worlds.alfworld.tasks import SHARES, generate, split_of
+from tests.worlds.alfworld.workflow import ROOT
 
 pytestmark = pytest.mark.fast
 
@@ -78,5 +78,5 @@ def test_the_demonstrator_opens_what_is_closed_and_says_nothing_that_is_impossib
 
 
 def test_its_run_config_is_valid() -> None:
-    config = load_config(ROOT / "infra" / "worlds" / "alfworld.yaml")
-    assert config.workflow.path == "pipelines.examples.alfworld.workflow:Alfworld"
+    config = load_config(ROOT / "tests" / "worlds" / "alfworld" / "run.yaml")
+    assert config.workflow.path == "tests.worlds.alfworld.workflow:Alfworld"

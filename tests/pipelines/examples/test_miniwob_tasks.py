@@ -8,12 +8,12 @@ from collections import Counter
 import pytest
 
 from pipelines.config.run_config import load_config
-from pipelines.examples.miniwob.demonstrator import demonstrate, right_action, right_element
-from pipelines.examples.miniwob.tasks import PAGES, SHARES, generate
-from pipelines.examples.miniwob.workflow import ROOT, element_line
-from pipelines.examples.miniwob.world import can_be_typed, elements_of
 from serve_apps.authoring.agent import TracedText
 from stores.types import Task
+from tests.worlds.miniwob.demonstrator import demonstrate, right_action, right_element
+from tests.worlds.miniwob.tasks import PAGES, SHARES, generate
+from tests.worlds.miniwob.workflow import ROOT, element_line
+from tests.worlds.miniwob.world import can_be_typed, elements_of
 
 pytestmark = pytest.mark.fast
 
@@ -102,5 +102,5 @@ def test_only_what_a_keyboard_has_is_typed_and_only_where_words_go() -> None:
 
 
 def test_its_run_config_is_valid() -> None:
-    config = load_config(ROOT / "infra" / "worlds" / "miniwob.yaml")
-    assert config.workflow.path == "pipelines.examples.miniwob.workflow:Browsing"
+    config = load_config(ROOT / "tests" / "worlds" / "miniwob" / "run.yaml")
+    assert config.workflow.path == "tests.worlds.miniwob.workflow:Browsing"

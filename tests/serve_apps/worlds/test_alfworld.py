@@ -1,4 +1,4 @@
-"""ALFWorld's engine, in the environment that pipelines/examples/alfworld/README.md says how to make, played in episodes."""
+"""ALFWorld's engine, in the environment that tests/worlds/alfworld/README.md says how to make, played in episodes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ from typing import Any
 import one_group
 import pytest
 
-from pipelines.examples.alfworld.demonstrator import demonstrate
-from pipelines.examples.alfworld.games import FITS, HOLDS, KINDS, OPENABLE, PROPERTIES, TEXTS
-from pipelines.examples.alfworld.tasks import generate
-from pipelines.examples.alfworld.workflow import PYTHON, ROOT, Alfworld
 from pipelines.tasks.splits import settings_of
 from serve_apps.authoring.environment import Environment
 from serve_apps.config import EpisodeConfig
@@ -25,6 +21,10 @@ from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode_spec import Script
 from serve_apps.worlds.workers import WorldWorkers
 from stores.types import EpisodeStatus, Task, Trace
+from tests.worlds.alfworld.demonstrator import demonstrate
+from tests.worlds.alfworld.games import FITS, HOLDS, KINDS, OPENABLE, PROPERTIES, TEXTS
+from tests.worlds.alfworld.tasks import generate
+from tests.worlds.alfworld.workflow import PYTHON, ROOT, Alfworld
 
 WITH_ALFWORLD = Path(os.environ.get("TROUPE_ALFWORLD_PYTHON", ROOT / PYTHON))
 pytestmark = [
@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(
         not WITH_ALFWORLD.exists(),
-        reason=f"ALFWorld is not there: {PYTHON} or TROUPE_ALFWORLD_PYTHON, see pipelines/examples/alfworld/README.md",
+        reason=f"ALFWorld is not there: {PYTHON} or TROUPE_ALFWORLD_PYTHON, see tests/worlds/alfworld/README.md",
     ),
 ]
 NOTHING = "Nothing happens."
@@ -57,7 +57,7 @@ class Careful(random.Random):
 
 def kind_of_world(name: str) -> Environment:
     return Environment(
-        f"pipelines.examples.alfworld.world:{name}", python=str(WITH_ALFWORLD), paths=(str(ROOT),), max_steps=60
+        f"tests.worlds.alfworld.world:{name}", python=str(WITH_ALFWORLD), paths=(str(ROOT),), max_steps=60
     )
 
 

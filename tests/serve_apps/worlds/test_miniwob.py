@@ -17,9 +17,6 @@ import one_group
 import psutil
 import pytest
 
-from pipelines.examples.miniwob.demonstrator import LINE, demonstrate, right_element
-from pipelines.examples.miniwob.tasks import PAGES, generate
-from pipelines.examples.miniwob.workflow import ROOT, Browsing
 from pipelines.tasks.splits import settings_of
 from serve_apps.authoring.agent import AuthorError, ToolFault
 from serve_apps.authoring.environment import Environment
@@ -29,6 +26,9 @@ from serve_apps.episode_spec import Script
 from serve_apps.worlds.workers import SCRIPT, WorldWorkers, workers_of
 from stores.types import Cause, EpisodeStatus, Task, Trace
 from tests.venvs import make_venv
+from tests.worlds.miniwob.demonstrator import LINE, demonstrate, right_element
+from tests.worlds.miniwob.tasks import PAGES, generate
+from tests.worlds.miniwob.workflow import ROOT, Browsing
 
 pytestmark = [
     pytest.mark.nightly,
@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.needs_program("chromedriver"),
 ]
 NOTHING = "\nNothing happens."
-FACTORY = "pipelines.examples.miniwob.world:Page"
+FACTORY = "tests.worlds.miniwob.world:Page"
 PACKAGES_OWN = """
 import json, sys
 import gymnasium, miniwob

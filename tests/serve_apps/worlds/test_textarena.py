@@ -20,7 +20,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 async def test_a_game_is_played_to_its_end_and_the_same_seed_gives_the_same_game(python: str) -> None:
-    kind = Environment("pipelines.examples.textarena.world:Arena", python=python, paths=(str(ROOT),))
+    kind = Environment("tests.worlds.textarena.world:Arena", python=python, paths=(str(ROOT),))
     workers = WorldWorkers(kind)
     try:
         games = [await _played(workers, seed) for seed in (0, 4, 4)]

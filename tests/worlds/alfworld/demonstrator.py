@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from pipelines.examples.alfworld.games import LAMP, LAMP_PLACE, STATIONS, make_room
 from pipelines.tasks.splits import settings_of
 from stores.types import Task
+from tests.worlds.alfworld.games import LAMP, LAMP_PLACE, STATIONS, make_room
 
 SHARE_CARELESS_PLAN, SHARE_CARELESS_ACT = 0.1, 0.1
 MADE = {"clean": "clean", "heat": "hot", "cool": "cool"}

@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 from hashlib import sha256
 
-from pipelines.examples.alfworld.games import KINDS, Room, make_room
 from pipelines.examples.household.workflow import DONE
 from pipelines.tasks.splits import draw_tasks, part_of
 from stores.types import FAMILY, Task
+from tests.worlds.alfworld.games import KINDS, Room, make_room
 
 SHARES = {"train": 0.5, "gate": 0.2, "test": 0.25, "sentinel": 0.05}
 """Approximate share of all rooms in each split."""

@@ -29,7 +29,7 @@ class Alfworld(Household):
     def __init__(self, python: str = PYTHON, workers: int = 1, max_steps: int = 30) -> None:
         """Args: python: interpreter with ALFWorld, from the root of the repository. workers, max_steps: those of the environment."""
         home = Environment(
-            "pipelines.examples.alfworld.world:Generated",
+            "tests.worlds.alfworld.world:Generated",
             python=str(ROOT / python),
             paths=(str(ROOT),),
             workers=workers,

@@ -1,6 +1,6 @@
 """world: a game of ALFWorld or TextWorld -> a world: its words, the commands that are possible, and 1 where the task is done.
 
-    Environment("pipelines.examples.alfworld.world:Generated", python=".venvs/alfworld/bin/python", paths=(".",))
+    Environment("tests.worlds.alfworld.world:Generated", python=".venvs/alfworld/bin/python", paths=(".",))
 
 It runs in a virtual environment of its own (`requirements.txt`), and knows nothing of Troupe.
 """
@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from pipelines.examples.alfworld.games import KINDS, LAMP, Room, make_room, problem, traj_data
+from tests.worlds.alfworld.games import KINDS, LAMP, Room, make_room, problem, traj_data
 
 EXPERTS = ("", "planner", "handcoded")
 PDDL = ".tw-pddl"

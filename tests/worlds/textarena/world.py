@@ -1,6 +1,6 @@
 """world: a game of TextArena -> a world in its turn order; `info` says whose turn it is, and at the end what each player has earned.
 
-    Environment("pipelines.examples.textarena.world:Arena", python=".venvs/textarena/bin/python", paths=(".",))
+    Environment("tests.worlds.textarena.world:Arena", python=".venvs/textarena/bin/python", paths=(".",))
 
 It runs in a virtual environment of its own (`requirements.txt`), and knows nothing of Troupe.
 """

@@ -1,6 +1,6 @@
 """world: a page of MiniWoB++ in a real browser -> a world in text: what is asked, and what can be seen, with numbers to act on.
 
-    Environment("pipelines.examples.miniwob.world:Page", python=".venvs/miniwob/bin/python", paths=(".",), is_isolated=True)
+    Environment("tests.worlds.miniwob.world:Page", python=".venvs/miniwob/bin/python", paths=(".",), is_isolated=True)
 
     Select 42hqD, kQ and click Submit.        click 6
     6 input_checkbox = off: 42hqD             type 9 some words
@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pipelines.examples.miniwob.browser import Browser, browser_for
+from tests.worlds.miniwob.browser import Browser, browser_for
 
 ACTION = re.compile(r"click (\d{1,6})|type (\d{1,6}) (.{1,256})")
 NOTHING, OVER = "Nothing happens.", "The page is done."
@@ -180,7 +180,7 @@ def pages() -> Mapping[str, Path]:
     """Returns the files of all pages by name. Raises ModuleNotFoundError where MiniWoB++ is not installed."""
     spec = find_spec("miniwob")  # importing it takes a second, and gives nothing that is needed
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("no module 'miniwob': install pipelines/examples/miniwob/requirements.txt")
+        raise ModuleNotFoundError("no module 'miniwob': install tests/worlds/miniwob/requirements.txt")
     return {path.stem: path for path in sorted((Path(spec.origin).parent / "html" / "miniwob").glob("*.html"))}
 
 

@@ -35,7 +35,7 @@ class Browsing(Workflow):
     def __init__(self, python: str = PYTHON, workers: int = 1, max_steps: int = 10) -> None:
         """Args: python: interpreter with MiniWoB++, from the root of the repository. workers: browsers. max_steps: of a page."""
         page = Environment(
-            "pipelines.examples.miniwob.world:Page",
+            "tests.worlds.miniwob.world:Page",
             python=str(ROOT / python),
             paths=(str(ROOT),),
             workers=workers,

@@ -1,1 +1,0 @@
-"""ALFWorld's own engine as a world, with games by seed, in an environment of its own."""

@@ -1,1 +1,0 @@
-"""Games of TextArena as worlds, in an environment of their own."""
