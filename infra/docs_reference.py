@@ -1,4 +1,4 @@
-"""docs_reference: the code -> infra/docs/reference: config fields, JSON schema, commands, HTTP API, modules.
+"""docs_reference: the code -> infra/docs/reference: config fields, JSON schema, commands, HTTP API, figures, modules.
 
     python infra/docs_reference.py            writes the pages
     python infra/docs_reference.py --check    names the pages that are not current, and ends with 1 if there are any
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +55,7 @@ def reference_pages() -> dict[str, str]:
         "config.md": config_page(schema),
         "cli.md": cli_page(),
         "http.md": http_page(),
+        "figures.md": figures_page(),
         "modules.md": modules_page(),
     }
 
@@ -200,6 +202,35 @@ def _default(field: Json, *, is_section: bool) -> str:
         return ""
     text = json.dumps(value, ensure_ascii=False)
     return f"`{text}`" if len(text) <= 60 else f"`{text[:57]}...`"
+
+
+# Figures
+
+
+def figures_page() -> str:
+    """Every figure, from the registry that guards, floors, metrics and reports read."""
+    from pipelines.figures.registry import FIGURES
+
+    rows = [
+        f"| `{figure.name}` | {_cell(figure.meaning)} | {figure.worse} | {figure.compared_by} | "
+        + " | ".join(map(_limit, (figure.guard, figure.traffic_guard, figure.floor)))
+        + " |"
+        for figure in FIGURES.values()
+    ]
+    parts = [
+        "# Figures\n",
+        "What Troupe measures of episodes, answers and training, under one name in the run config, metrics and reports. A guard is the change for",
+        "the worse that `promote.guards` or `traffic.guards` allows by default, a floor the least change that raises an alarm",
+        "([a figure of your own](../guides/monitoring.md#a-figure-of-your-own)). Training figures without either are checked for",
+        "warnings.\n",
+        "| figure | meaning | worse | compared by | guard | traffic guard | floor |\n|---|---|---|---|---|---|---|",
+        *rows,
+    ]
+    return _page(parts)
+
+
+def _limit(limit: float | None) -> str:
+    return "" if limit is None else "off" if limit == math.inf else f"{limit:g}"
 
 
 # Commands

@@ -38,11 +38,12 @@ def identifies(field: FieldInfo, value: Any) -> bool:
 def _identity(value: Any, dumped: Any) -> Any:
     """Returns `dumped` without what does not identify a run; `value` is what it was dumped from."""
     if isinstance(value, BaseModel):
-        return {
+        named = {
             name: _identity(getattr(value, name), dumped[name])
             for name, field in type(value).model_fields.items()
             if identifies(field, getattr(value, name))
         }
+        return named | {name: dumped[name] for name in value.model_extra or ()}
     if isinstance(value, dict):  # in JSON the keys are texts, in the same order
         return {key: _identity(part, dumped[key]) for key, part in zip(dumped, value.values(), strict=True)}
     return dumped

@@ -26,8 +26,8 @@ import pytest
 from tiers import each_push
 
 from pipelines.cluster.faults import diagnose
-from pipelines.evaluation.guards import is_refusal
 from pipelines.examples.calculator.program import calculate
+from pipelines.figures.of_episodes import is_refusal
 from pipelines.monitoring.drift import sketch
 from pipelines.report.draw import _label
 from pipelines.run.scoring import without_ids

@@ -15,7 +15,7 @@ from typing import Any, Self
 from pydantic import ValidationError, model_validator
 
 from pipelines.config.messages import explain
-from pipelines.config.rules import agents, models, overlap, placement, timeouts, training, whole_team
+from pipelines.config.rules import agents, figures, models, overlap, placement, timeouts, training, whole_team
 from pipelines.config.run_sections import RunSections, merged
 from serve_apps.authoring.yaml_text import read_yaml
 from stores.config import refuse_secrets
@@ -36,6 +36,8 @@ RULES = (
     training.served_episodes_can_be_trained_on,
     whole_team.other_groups_can_be_promoted,
     agents.sampling_is_unfiltered,
+    figures.own_figures_have_names,
+    figures.limits_are_of_figures,
     timeouts.timeouts_nest,
     placement.new_tasks_can_be_seen,
     placement.shared_gpus_have_room_for_both,

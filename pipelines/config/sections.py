@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from pipelines.figures.limits import GuardsConfig, TrafficGuardsConfig, WatchFloorsConfig
 from serve_apps.config import CallConfig, EpisodeConfig, TelemetryConfig
 from serve_apps.policy.proof_limits import Limits, limits_for
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
@@ -383,6 +384,9 @@ class EvaluateConfig(Settings):
     interval is then a confidence sequence, which stays valid however often it is checked; null: all tasks at once."""
     control: ControlConfig | None = Field(None, json_schema_extra=IDENTITY_IF_CHANGED)
     """The control on the test tasks, before and after training; null: none."""
+    figures: tuple[str, ...] = Field((), json_schema_extra=IDENTITY_IF_CHANGED)
+    """The dotted paths `package.module:name` of figures of your own (pipelines/figures/figure.py). Each is shown in metrics and
+    reports and watched, and may be a key of `promote.guards` and `watch.floors`."""
     stage_timeout_s: float = Field(3600, gt=0, json_schema_extra=NOT_IDENTITY)
     """The deadline in seconds of each evaluation: of the gate's tasks, of the test tasks before and after, of a task
     file."""
@@ -400,32 +404,6 @@ class EvaluateConfig(Settings):
                 "one of them"
             )
         return self
-
-
-class GuardsConfig(Settings):
-    """This section sets by how much a candidate may be worse than the champion in each figure; null: the figure is not
-    checked.
-
-    A guard holds where its whole interval is on the allowed side of the limit. Where the whole interval is on the other side
-    the candidate is rejected; between the two the decision is inconclusive. The figures are in pipelines/config/figures.py.
-    """
-
-    format_share: float | None = Field(0.05, ge=0)
-    """The largest allowed fall of the share of well-formed turns."""
-    refusal_share: float | None = Field(0.05, ge=0)
-    """The largest allowed rise of the share of answers that are empty or decline."""
-    completion_tokens: float | None = Field(0.5, ge=0)
-    """The largest allowed growth of the tokens that an episode samples; 0.5 allows half as many more."""
-    turns: float | None = Field(0.5, ge=0)
-    """The largest allowed growth of the turns of an episode; 0.5 allows half as many more."""
-    tool_calls: float | None = Field(0.5, ge=0)
-    """The largest allowed growth of the tool calls of an episode, where the champion makes any. Actions in worlds are none."""
-    world_steps: float | None = Field(None, ge=0)
-    """The largest allowed growth of the actions of an episode in its worlds. It is off by default, because a team that
-    does not give up acts longer."""
-    latency_s: float | None = Field(None, ge=0)
-    """The largest allowed growth of the duration of an episode. It is off by default, because both teams play on engines
-    that others may use, too."""
 
 
 class PromoteConfig(Settings):
@@ -467,24 +445,6 @@ class PromoteConfig(Settings):
     canary."""
 
 
-class TrafficGuardsConfig(Settings):
-    """This section sets by how much the answers of a team may be worse than those of the team beside or before it, in each
-    figure; null: the figure is not checked."""
-
-    completion_tokens: float | None = Field(0.5, ge=0)
-    """The largest allowed growth of the tokens that an answer samples; 0.5 allows half as many more."""
-    latency_s: float | None = Field(1.0, ge=0)
-    """The largest allowed growth of the time that an answer takes; 1.0 allows twice as long."""
-    cut_share: float | None = Field(0.05, ge=0)
-    """The largest allowed rise of the share of answers that are cut at a token limit."""
-    empty_share: float | None = Field(0.05, ge=0)
-    """The largest allowed rise of the share of answers without text."""
-    format_share: float | None = Field(0.05, ge=0)
-    """The largest allowed fall of the share of well-formed turns of workflow runs."""
-    failure_share: float | None = Field(0.02, ge=0)
-    """The largest allowed rise of the share of requests that the engines did not answer."""
-
-
 class TrafficConfig(Settings):
     """This section sets how a canary advances, and what sends it back."""
 
@@ -516,46 +476,6 @@ class TrafficConfig(Settings):
         ):
             raise ValueError(f"traffic.shares must be between 0 and 1 and grow, got {list(self.shares)}")
         return self
-
-
-class WatchFloorsConfig(Settings):
-    """This section sets the least change of each figure that raises an alarm, however certain it is. A figure of one agent
-    has the floor of the team's figure. The figures are in pipelines/config/figures.py."""
-
-    completion_tokens: float = Field(0.25, ge=0)
-    """The least growth or fall of the tokens that an episode samples, as a share of the usual value."""
-    turns: float = Field(0.25, ge=0)
-    """The least growth or fall of the turns of an episode, as a share of the usual value."""
-    tool_calls: float = Field(0.25, ge=0)
-    """The least growth or fall of the tool calls of an episode, as a share of the usual value."""
-    world_steps: float = Field(0.25, ge=0)
-    """The least growth or fall of the actions of an episode in its worlds, as a share of the usual value."""
-    entropy: float = Field(0.25, ge=0)
-    """The least growth or fall of the entropy of sampling, as a share of the usual value."""
-    prompt_words: float = Field(0.25, ge=0)
-    """The least growth or fall of the length of prompts in words, as a share of the usual value."""
-    latency_s: float = Field(0.5, ge=0)
-    """The least growth of the time that an answer takes, as a share of the usual value."""
-    format_share: float = Field(0.05, ge=0)
-    """The least fall of the share of well-formed turns."""
-    cut_share: float = Field(0.05, ge=0)
-    """The least rise of the share of turns or answers that are cut at a token limit."""
-    refusal_share: float = Field(0.05, ge=0)
-    """The least rise of the share of answers that are empty or decline."""
-    empty_share: float = Field(0.05, ge=0)
-    """The least rise of the share of the gateway's answers without text."""
-    failure_share: float = Field(0.02, ge=0)
-    """The least rise of the share of episodes or requests that fail."""
-    repeat_share: float = Field(0.05, ge=0)
-    """The least rise of the share of turns that repeat an earlier turn of the episode."""
-    outcome: float = Field(0.05, ge=0)
-    """The least fall of the mean outcome, which is the share of solved tasks where outcomes are 0 or 1."""
-    reward_over_outcome: float = Field(0.1, ge=0)
-    """The least rise of the mean reward above the outcome."""
-    feedback_score: float = Field(0.1, ge=0)
-    """The least fall of the callers' score, which is between -1 and 1."""
-    input_drift: float = Field(0.2, ge=0)
-    """The least distance between the mean of the prompts now and before, in spreads of single prompts."""
 
 
 class WatchConfig(Settings):

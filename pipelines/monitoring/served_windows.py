@@ -90,7 +90,7 @@ def _captured(run: Run, version: int, *, since: float, counted: Collection[str])
 def _window_of(run: Run, traces: Sequence[Trace], version: int, *, key: str, at: float) -> Window:
     every_feedback = ServedStore(run.served_uri).feedback_on([trace.episode_id for trace in traces])
     scores = {feedback.trace_id: feedback.score for feedback in every_feedback if feedback.score is not None}
-    return window_of(traces, key=key, at=at, feedback=scores, team_version=version)
+    return window_of(traces, key=key, at=at, feedback=scores, team_version=version, figures=run.figures)
 
 
 def estimates_of_sums(sums: Sums) -> dict[str, Estimate]:

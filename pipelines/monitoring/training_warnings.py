@@ -20,31 +20,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean, median
-from typing import Any, Literal
+from typing import Any
 
-from pipelines.config.figures import FIGURES, INDISTINGUISHABLE, INSPECT
+from pipelines.figures.checks import LATEST, MIN_HISTORY, Kind, Series, is_learnt
+from pipelines.figures.figure import INSPECT, Figure
+from pipelines.figures.of_training import INDISTINGUISHABLE
+from pipelines.figures.registry import FIGURES
 
 Row = Mapping[str, Any]
-Series = Sequence[tuple[int, float]]
-"""(iteration, value), oldest first."""
-
-MIN_HISTORY = 4
-"""Earlier iterations that a figure needs before it is compared with them."""
-FAR = 6.0
-"""Robust standard deviations above the median that are far."""
-LATEST = 3
-"""Iterations whose mean stands for the present where one alone says little."""
-LEARNT = 0.9
-"""Outcome from which on an entropy near 0, and groups without signal, mean that the tasks are solved."""
-
 NOTHING, ALL = 0.005, 0.995
 """Shares up to which something never happens, and from which on it always does."""
 RECENT = 64
 """Latest iterations that are all compared with."""
 SPREAD = 64
 """At most so many iterations stand for what was before these, evenly spaced."""
-
-Kind = Literal["no signal", "collapse", "hacking", "divergence"]
 KINDS: tuple[Kind, ...] = ("no signal", "collapse", "hacking", "divergence")
 """The most pressing first."""
 
@@ -92,10 +81,9 @@ def latest_warnings(rows: Sequence[Row]) -> list[TrainingWarning]:
     warnings: list[TrainingWarning] = []
     for part, word in (("groups", "group"), ("agents", "agent")):
         for name in dict.fromkeys(key for row in rows for key in row.get(part) or {}):
-            figures = _figures(rows, part, name)
-            warnings += [
-                w for check in CHECKS if (w := _warning(check, figures, f"{word} {name}", outcome)) is not None
-            ]
+            measured = _figures(rows, part, name)
+            found = (_warning(figure, measured, f"{word} {name}", outcome) for figure in FIGURES.values())
+            warnings += [warning for warning in found if warning is not None]
     reward = _series(rows, lambda row: row.get("metrics", {}).get("reward"))
     if (against := _outcome_against_reward(reward, outcome)) is not None:
         warnings.append(against)
@@ -116,32 +104,21 @@ def all_warnings(rows: Sequence[Row]) -> list[TrainingWarning]:
     return warnings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """When a figure of one model group or agent is a warning; what it means and what to try is in `figures.FIGURES`."""
-
-    figure: str
-    kind: Kind
-    seen: Callable[[Series, Series], str]
-    """(the figure, the outcome) -> what was seen, in words with numbers; empty where there is nothing to warn of."""
-    is_of_agents: bool = False
-    """Whether it is checked for agents only."""
-
-
-def _warning(check: Check, figures: Mapping[str, Series], where: str, outcome: Series) -> TrainingWarning | None:
-    series = figures.get(check.figure, ())
-    if not series or (check.is_of_agents and not where.startswith("agent")):
+def _warning(figure: Figure, measured: Mapping[str, Series], where: str, outcome: Series) -> TrainingWarning | None:
+    """Checks one figure of one model group or agent."""
+    series, check = measured.get(figure.name, ()), figure.check
+    if not series or check is None or (check.is_of_agents and not where.startswith("agent")):
         return None
-    what = check.seen(series, outcome)
+    what = check.seen(series, outcome, figure.changed)
     if not what:
         return None
     return TrainingWarning(
         kind=check.kind,
         where=where,
-        figure=check.figure,
+        figure=figure.name,
         iteration=series[-1][0],
         what=what,
-        try_=FIGURES[check.figure].try_,
+        try_=figure.try_,
     )
 
 
@@ -159,7 +136,7 @@ def _hopeless_levels(row: Row, outcome: Series) -> list[TrainingWarning]:
             levels.append((f"agent {agent}", "cut_share", what, fix))
     funnel = (row.get("funnel") or {}).values()
     calls, learning = (sum(counts.get(step, 0) for counts in funnel) for step in ("calls", "non_zero_advantage"))
-    if calls and not learning and not _is_learnt(outcome):
+    if calls and not learning and not is_learnt(outcome):
         what = f"none of {calls} turns has an advantage: this iteration taught nothing"
         fix = "the funnel in the report; easier tasks, more episodes_per_task, collect.dynamic_sampling"
         levels.append(("team", "non_zero_advantage", what, fix))
@@ -198,92 +175,6 @@ def _unseen_steps(rows: Sequence[Row]) -> list[TrainingWarning]:
     return warnings
 
 
-def _vanished_entropy(entropy: Series, outcome: Series) -> str:
-    """Below 0.005 nats, or a twentieth of the start, while most tasks are not solved and the outcome has stopped rising."""
-    value, start = entropy[-1][1], mean(v for _, v in entropy[:2])
-    if len(entropy) <= MIN_HISTORY or _is_learnt(outcome) or _is_rising(outcome) or value >= max(0.005, 0.05 * start):
-        return ""
-    return f"entropy is {value:.3g} nats, it began at {start:.3g}, and the outcome does not rise"
-
-
-def _missing_signal(shares: Series, outcome: Series) -> str:
-    """No signal in nine tenths of the groups, over several iterations, though tasks are left to solve."""
-    latest = shares[-LATEST:]
-    if len(latest) < LATEST or min(v for _, v in latest) < 0.9 or _is_learnt(outcome):
-        return ""
-    return f"{latest[-1][1]:.0%} of the groups have no signal: all their episodes earned the same"
-
-
-def _missing_anchors(shares: Series, outcome: Series) -> str:
-    """GiGPO in which, over several iterations, nearly no turn saw what another turn of its task saw."""
-    latest = shares[-LATEST:]
-    if len(latest) < LATEST or max(v for _, v in latest) >= 0.05:
-        return ""
-    return f"only {latest[-1][1]:.0%} of the turns share their prompt with another: gigpo is plain grpo here"
-
-
-def _grown_completions(lengths: Series, outcome: Series) -> str:
-    """Completions twice as long as at first, far above what they were, and no better outcome."""
-    value, start = lengths[-1][1], median(v for _, v in lengths[:MIN_HISTORY])
-    if len(lengths) <= MIN_HISTORY or _is_rising(outcome) or value < 2 * max(start, 1.0) or not outcome:
-        return ""
-    return f"completions have grown to {value:.0f} tokens from {start:.0f}, and the outcome does not rise"
-
-
-def _opposed_credit(correlations: Series, outcome: Series) -> str:
-    """An agent's credit goes against the outcome, over several iterations: what it is paid for does not help the team."""
-    latest = correlations[-LATEST:]
-    if len(latest) < LATEST or max(v for _, v in latest) > -0.1:
-        return ""
-    value = mean(v for _, v in latest)
-    return f"{_changed('credit_correlation')} (correlation {value:+.2f} over {LATEST} iterations)"
-
-
-def _useless_critic(shares: Series, outcome: Series) -> str:
-    """A critic that is worse than the mean, when it has had time to learn."""
-    latest = shares[-MIN_HISTORY:]
-    if len(shares) <= MIN_HISTORY or max(v for _, v in latest) >= -0.1:
-        return ""
-    value = latest[-1][1]
-    return f"{_changed('explained_variance')} (explained variance {value:.2f}, {MIN_HISTORY} iterations below -0.1)"
-
-
-def _jump_above(bound: float, figure: str) -> Callable[[Series, Series], str]:
-    """Returns a check for a value above `bound`, above three times the median of the earlier ones, and far from them."""
-
-    def seen(series: Series, outcome: Series) -> str:
-        value, earlier = series[-1][1], [v for _, v in series[:-1]]
-        if (
-            len(series) <= MIN_HISTORY
-            or value <= bound
-            or value <= 3 * median(earlier)
-            or deviation(value, earlier) < FAR
-        ):
-            return ""
-        return f"{_changed(figure)}: {value:.3g}, {median(earlier):.3g} is usual in this run"
-
-    return seen
-
-
-def _changed(figure: str) -> str:
-    return FIGURES[figure].changed
-
-
-CHECKS = (
-    Check(figure="entropy", kind="collapse", seen=_vanished_entropy),
-    Check(figure="groups_without_signal", kind="collapse", seen=_missing_signal),
-    Check(figure="anchor_share", kind="collapse", seen=_missing_anchors),
-    Check(figure="completion_tokens", kind="hacking", seen=_grown_completions, is_of_agents=True),
-    Check(figure="credit_correlation", kind="hacking", seen=_opposed_credit),
-    Check(figure="explained_variance", kind="divergence", seen=_useless_critic),
-    Check(figure="kl_k3", kind="divergence", seen=_jump_above(0.05, "kl_k3")),
-    Check(figure="kl_ref_k3", kind="divergence", seen=_jump_above(0.5, "kl_ref_k3")),
-    Check(figure="grad_norm", kind="divergence", seen=_jump_above(2.0, "grad_norm")),
-    Check(figure="clip_share", kind="divergence", seen=_jump_above(0.2, "clip_share")),
-)
-"""What is checked of every model group and every agent."""
-
-
 def _outcome_against_reward(reward: Series, outcome: Series) -> TrainingWarning | None:
     """Over the second half of the run the reward has risen beyond its noise and the outcome has fallen beyond its own."""
     if min(len(reward), len(outcome)) < 2 * LATEST + 2:
@@ -301,13 +192,6 @@ def _outcome_against_reward(reward: Series, outcome: Series) -> TrainingWarning 
     )
 
 
-def deviation(value: float, earlier: Sequence[float]) -> float:
-    """Robust z: distance from the median in 1.4826 median absolute deviations, never less than a tenth of the median."""
-    middle = median(earlier)
-    spread = 1.4826 * median(abs(v - middle) for v in earlier)
-    return (value - middle) / max(spread, 0.1 * abs(middle), 1e-12)
-
-
 def _change(series: Series) -> float:
     """The last iterations' mean less that of as many at the run's middle."""
     first, last = series[0][0], series[-1][0]
@@ -323,17 +207,6 @@ def _iteration(point: tuple[int, float]) -> int:
 def _noise(series: Series) -> float:
     """Median size of a step from one iteration to the next."""
     return median(abs(b - a) for (_, a), (_, b) in pairwise(series))
-
-
-def _is_rising(outcome: Series) -> bool:
-    """Whether the present is better than the best of what was before it, noise aside; true while nobody can know."""
-    if len(outcome) < 2 * LATEST:
-        return True
-    return mean(v for _, v in outcome[-LATEST:]) > mean(v for _, v in outcome[-2 * LATEST : -LATEST]) + 0.01
-
-
-def _is_learnt(outcome: Series) -> bool:
-    return bool(outcome) and mean(v for _, v in outcome[-LATEST:]) >= LEARNT
 
 
 def _figures(rows: Sequence[Row], part: str, name: str) -> dict[str, Series]:

@@ -44,7 +44,7 @@ def check_iteration(run: Run, iteration: int, *, at: float) -> dict[str, Any]:
         for trace in run.traces.read_traces(done.collected.traces)
         if not trace.variant and SERVED not in trace.outcome_metadata
     )
-    window = window_of(traces, key=f"{ITERATION}/{iteration}", at=at, rewards=paid)
+    window = window_of(traces, key=f"{ITERATION}/{iteration}", at=at, rewards=paid, figures=run.figures)
     return check_windows(run, {ITERATION: window}, kind=ITERATION, key=window.key)
 
 
@@ -148,7 +148,7 @@ def _checked(run: Run, source: str, window: Window, windows: Mapping[str, Window
     config = run.config.watch
     alpha = (1 - config.confidence) / max(1, sum(num_figures(w) for w in windows.values()))
     earlier = [w for w in kept_windows(run, source) if w.key != window.key and w.at <= window.at]
-    return check_window(window, earlier, alpha=alpha, config=config)
+    return check_window(window, earlier, alpha=alpha, config=config, figures=run.figures)
 
 
 def _keep(run: Run, source: str, window: Window) -> None:
@@ -171,7 +171,7 @@ def _check_of(
 ) -> dict[str, Any]:
     each = [(source, judged) for source, figures in results.items() for judged in figures]
     alarms = [
-        {"source": source, "figure": j.figure, "what": j.what, "try": j.try_}
+        {"source": source, "figure": j.figure, "what": j.what, "try": j.of.try_}
         for source, j in each
         if j.state == "alarm"
     ]

@@ -15,10 +15,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any
 
-from pipelines.config.figures import FIGURES
 from pipelines.config.sections import TrafficConfig
+from pipelines.figures.figure import State
+from pipelines.figures.registry import FIGURES
 from pipelines.release import production
 from pipelines.release.gateway_answers import gateway_answers
 from pipelines.run.champions import hold_promotion, set_champion
@@ -32,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 GROWTH = 1.3
 """The factor by which the smaller number of answers must have grown before the next check counts."""
-
-State = Literal["holds", "broken", "unclear"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +49,7 @@ class Compared:
 
     def __str__(self) -> str:
         """`completion_tokens x1.98 [1.91, 2.05], at most x1.50`."""
-        figure = FIGURES[self.name]
-        bound = "at least" if figure.worse == "lower" else "at most"
-        if figure.compared_by == "ratio":
-            return f"{self.name} x{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}], {bound} x{self.limit:.2f}"
-        return f"{self.name} {self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}], {bound} {self.limit:+.3f}"
+        return FIGURES[self.name].words(self.mean, self.low, self.high, self.limit)
 
 
 class Watch:
@@ -104,14 +99,11 @@ def _compare(name: str, new: list[float], old: list[float], margin: float, z: fl
         if math.isnan(mean):
             return None
         low, high, centre = math.exp(mean - z * spread), math.exp(mean + z * spread), math.exp(mean)
-        limit = 1 + margin
     else:
         centre, spread = _share_difference(new, old)
         low, high = centre - z * spread, centre + z * spread
-        limit = -margin if figure.worse == "lower" else margin
-    is_worse, is_fine = (high < limit, low >= limit) if figure.worse == "lower" else (low > limit, high <= limit)
-    state: State = "broken" if is_worse else "holds" if is_fine else "unclear"
-    return Compared(name=name, mean=centre, low=low, high=high, limit=limit, state=state)
+    limit = figure.limit(margin)
+    return Compared(name=name, mean=centre, low=low, high=high, limit=limit, state=figure.state(low, high, limit))
 
 
 def _log_ratio(new: list[float], old: list[float]) -> tuple[float, float]:

@@ -144,6 +144,7 @@ def _metrics(
         "training_seconds": learning_seconds,
         **({"cost": cost["mean"], "cost_multiplier": cost["multiplier"]} if (cost := results.scored.cost) else {}),
         **_inferred(results.scored),
+        **(results.scored.figures or {}),
     }
 
 

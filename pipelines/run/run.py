@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.cluster.owner_links import stage_owner
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditRule, credit_version, load_credit
+from pipelines.figures.registry import Figures, with_own
 from pipelines.run.iteration import Iteration
 from pipelines.run.order import sampler_of
 from pipelines.tasks.sources import load_tasks
@@ -142,6 +143,11 @@ class Run:
         except ValueError as error:
             logger.warning("the team can be trained, but a gateway must find its modules by itself: %s", error)
             return {}
+
+    @cached_property
+    def figures(self) -> Figures:
+        """Troupe's figures and those of `evaluate.figures`."""
+        return with_own(self.config.evaluate.figures)
 
     @cached_property
     def workflow(self) -> Workflow:

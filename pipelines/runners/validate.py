@@ -13,6 +13,7 @@ from typing import Any
 from pipelines.config.messages import near
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
+from pipelines.figures.registry import with_own
 from pipelines.models.folder import check_model_folder
 from pipelines.runners.model_plan import plan_lines
 from pipelines.runners.task_checks import TaskForms, try_worlds, unread_notes
@@ -39,6 +40,7 @@ def check(config: RunConfig) -> list[str]:
     _check_baselines(config, credit.kind)
     if hasattr(credit, "infer"):
         _check_inferred(config)
+    with_own(config.evaluate.figures)
     if config.warmstart is not None and config.warmstart.demonstrator:
         open_by_name(config.warmstart.demonstrator, place="warmstart.demonstrator")
     forms = TaskForms(workflow)

@@ -110,6 +110,7 @@ def _play_section(
         rewards={credit.episode_id: credit for credit in played.rewards},
         team_version=judged_as,
         fixed_tasks=digest(tasks),
+        figures=run.figures,
     )
     figures = {
         "accuracy": score.accuracy,

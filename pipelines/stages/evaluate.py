@@ -174,7 +174,7 @@ def _evaluated(run: Run, look: _Look, contenders: Sequence[Contender], *, num_lo
         promoted=new.score(run) if is_promoted and look.chosen != whole else None,
         gain=_gain(chosen.gain),
         bound=_gain(chosen.bound),
-        guards={g.name: {**plain(g.found), "limit": g.limit, "state": g.state} for g in chosen.guards},
+        guards={g.figure.name: {**plain(g.found), "limit": g.limit, "state": g.state} for g in chosen.guards},
         contenders=tuple(
             {
                 "groups": list(groups),
@@ -238,6 +238,7 @@ def _examine(
         new.acted,
         old.acted,
         config=run.config.promote.guards,
+        figures=run.figures,
         confidence=1 - error_chance / num_looks,
         seed=run.config.seed,
     )

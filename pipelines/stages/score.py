@@ -15,6 +15,7 @@ from pipelines.config.sections import CostConfig
 from pipelines.credit.cost import charge, mean_cost, next_multiplier
 from pipelines.credit.inferred import InferredReward, PastEpisode
 from pipelines.credit.rule import caller_score
+from pipelines.figures.registry import FIGURES, figures_of
 from pipelines.run.run import Run
 from pipelines.run.scoring import (
     assign_credit,
@@ -25,7 +26,7 @@ from pipelines.run.scoring import (
     refuse_hopeless,
 )
 from stores.journal.stage_results import Collected, Scored
-from stores.types import COUNTED, Trace
+from stores.types import COUNTED, EpisodeRewards, Trace
 
 
 def score(run: Run, iteration: int) -> Scored:
@@ -77,7 +78,19 @@ def score(run: Run, iteration: int) -> Scored:
         cost=cost,
         credit_fidelity=None if inferred is None else inferred.fidelity,
         is_credit_inferred=None if inferred is None else inferred.is_used,
+        figures=_own_figures(run, own, own_rewards),
     )
+
+
+def _own_figures(run: Run, traces: Sequence[Trace], rewards: Sequence[EpisodeRewards]) -> dict[str, float] | None:
+    """Returns the means of the figures that `evaluate.figures` adds; None where it adds none."""
+    own = {name: figure for name, figure in run.figures.items() if name not in FIGURES}
+    if not own:
+        return None
+    paid = {reward.episode_id: reward for reward in rewards}
+    found = [figures_of(trace, paid.get(trace.episode_id), figures=own) for trace in traces]
+    values = {name: [of[name] for of in found if name in of] for name in own}
+    return {name: mean(numbers) for name, numbers in values.items() if numbers}
 
 
 def _past(run: Run, iteration: int, count: int) -> list[PastEpisode]:

@@ -131,6 +131,8 @@ class Scored(StageResult):
     """Where credit is inferred: how well the model orders the outcomes of unseen episodes, -1 to 1; 0 is chance."""
     is_credit_inferred: bool | None = None
     """Where credit is inferred: False where the turns kept the rewards of the inner rule."""
+    figures: Mapping[str, float] | None = None
+    """Means over the episodes of the figures that `evaluate.figures` adds; those without a value left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

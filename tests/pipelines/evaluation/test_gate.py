@@ -10,6 +10,7 @@ from pipelines.config.sections import PromoteConfig
 from pipelines.evaluation.gate import Evidence, decide_promotion
 from pipelines.evaluation.guards import Guarded
 from pipelines.evaluation.statistics import Interval
+from pipelines.figures.registry import FIGURES
 
 pytestmark = pytest.mark.fast
 
@@ -72,7 +73,7 @@ def test_a_broken_floor_says_how_the_episodes_ended_and_what_to_raise() -> None:
 
 def guarded(low: float, high: float, state: str) -> Guarded:
     found = Interval(mean=(low + high) / 2, low=low, high=high, num_tasks=256)
-    return Guarded(name="completion_tokens", found=found, limit=1.5, state=state)  # type: ignore[arg-type]
+    return Guarded(figure=FIGURES["completion_tokens"], found=found, limit=1.5, state=state)  # type: ignore[arg-type]
 
 
 def test_a_broken_guard_rejects_whatever_is_gained_and_an_unclear_one_asks_for_more() -> None:

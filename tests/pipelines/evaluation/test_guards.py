@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pipelines.config.sections import GuardsConfig
-from pipelines.evaluation.guards import check_guards, is_refusal
+from pipelines.evaluation.guards import check_guards
+from pipelines.figures.of_episodes import is_refusal
 from stores.types import Trace
 
 pytestmark = pytest.mark.fast

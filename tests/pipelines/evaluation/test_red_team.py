@@ -23,6 +23,7 @@ from pipelines.evaluation.missing import worst_case
 from pipelines.evaluation.played import Played
 from pipelines.evaluation.statistics import Interval, paired_interval
 from pipelines.evaluation.teams import Models
+from pipelines.figures.registry import FIGURES
 from pipelines.stages.evaluate import _examine, _look_until_sure
 from serve_apps.authoring.agent import Agent, Tool, ToolFault
 from serve_apps.authoring.contracts import Tags
@@ -118,7 +119,7 @@ def verdict(
     guards = dict.fromkeys(("format_share", "refusal_share", "completion_tokens", "turns", "tool_calls"))
     alone = {"promote.min_ok_share": 0.0, "promote.guards": guards, "evaluate.bootstrap_samples": 500}
     config = load_config(SMALL, alone | changes)
-    run: Any = SimpleNamespace(config=config, credit=MathFinalAnswer(), credit_version="v", seed=0)
+    run: Any = SimpleNamespace(config=config, credit=MathFinalAnswer(), credit_version="v", seed=0, figures=FIGURES)
     tasks = [trace.task for trace in champion]
     evidence = _examine(
         run, tasks, played(champion), played(candidate), planned=None, family_of={}, num_looks=1, num_contenders=1
@@ -216,7 +217,7 @@ def decided_in_looks(champion: Sequence[Trace], candidate: Sequence[Trace]) -> t
     guards = dict.fromkeys(("format_share", "refusal_share", "completion_tokens", "turns", "tool_calls"))
     changes = {"promote.min_ok_share": 0.0, "promote.guards": guards, "evaluate.bootstrap_samples": 100}
     config = load_config(SMALL, changes | {"evaluate.tasks_per_look": len(champion) // 3})
-    run: Any = SimpleNamespace(config=config, credit=MathFinalAnswer(), credit_version="v", seed=0)
+    run: Any = SimpleNamespace(config=config, credit=MathFinalAnswer(), credit_version="v", seed=0, figures=FIGURES)
     team, parent = (
         {"team": ModelVersionRef(model_group="team", version=v, uri="", manifest_sha256="")} for v in (2, 1)
     )

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipelines.config.sections import WatchConfig, WatchFloorsConfig
+from pipelines.figures.registry import FIGURES
 from pipelines.monitoring.alarms import CheckedFigure, check_window, num_figures
 from pipelines.monitoring.drift import Sketch
 from pipelines.monitoring.episode_metrics import Estimate, Window, estimate_of
@@ -41,7 +42,7 @@ def test_limits_are_the_prediction_interval_of_the_champions_own_windows() -> No
     assert (found.usual, found.high, found.num_windows) == (pytest.approx(0.71), None, 5)
     assert found.low == pytest.approx(0.71 - 3.747 * 0.02236 * 1.0954, abs=1e-4)
     assert found.state == "alarm"
-    assert found.what == "fewer tasks are solved: 0.5, 0.71 is usual (at least 0.618, from 5 windows)" and found.try_
+    assert found.what == "fewer tasks are solved: 0.5, 0.71 is usual (at least 0.618, from 5 windows)" and found.of.try_
 
 
 def test_what_may_only_fall_may_rise_and_what_may_do_neither_may_not() -> None:
@@ -79,7 +80,7 @@ def test_another_champion_begins_anew() -> None:
 
 
 def fixed(key: int, values: Mapping[str, Mapping[str, float]], *, version: int = 1, tasks: str = "d") -> Window:
-    figures = {name: estimate_of(list(of.values()), name) for name, of in values.items()}
+    figures = {name: estimate_of(list(of.values()), FIGURES[name]) for name, of in values.items()}
     return Window(key=str(key), at=key, figures=figures, team_version=version, tasks=tasks, by_task=values)
 
 
@@ -115,7 +116,9 @@ def sampled(rng: np.random.Generator, *, num: int = 60, **change: float) -> Wind
         "format_share": (rng.random(num) >= at["faults"]) * 1.0,
         "turns": rng.poisson(3, num) + 1.0,
     }
-    return Window(key="", at=0, figures={n: estimate_of(v.tolist(), n) for n, v in values.items()}, team_version=1)
+    return Window(
+        key="", at=0, figures={n: estimate_of(v.tolist(), FIGURES[n]) for n, v in values.items()}, team_version=1
+    )
 
 
 def share_of_alarms(num: int, *, num_windows: int, config: WatchConfig, figure: str = "", **change: float) -> float:

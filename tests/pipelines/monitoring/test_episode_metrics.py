@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from records import MakeTrace
 
+from pipelines.figures.of_episodes import num_repeats
+from pipelines.figures.registry import FIGURES, figures_of
 from pipelines.monitoring.drift import merge, pseudo_f, shift, sketch
-from pipelines.monitoring.episode_metrics import Window, estimate_of, figures_of, num_repeats, window_of
+from pipelines.monitoring.episode_metrics import Window, estimate_of, window_of
 from stores.types import Cause, EpisodeRewards, EpisodeStatus, FinishReason, Sampling, Trace, TurnReward
 
 pytestmark = pytest.mark.fast
@@ -117,7 +119,7 @@ def test_tasks_are_the_units_and_their_mean_has_an_error(
     other = window_of(traces, key="k", at=0)
     assert other.sketch is not None and not other.by_task
     assert Window.from_json(json.loads(json.dumps(other.to_json()))) == other
-    assert estimate_of([2.0, 4.0], "turns").error == pytest.approx(1.0)
+    assert estimate_of([2.0, 4.0], FIGURES["turns"]).error == pytest.approx(1.0)
 
 
 def test_no_text_of_an_episode_is_in_its_window(make_trace: MakeTrace) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.monitoring.training_warnings import all_warnings, deviation, latest_warnings
+from pipelines.figures.checks import deviation
+from pipelines.monitoring.training_warnings import all_warnings, latest_warnings
 
 pytestmark = pytest.mark.fast
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from records import MakeTrace
 
-from pipelines.evaluation.guards import VALUES
-from pipelines.monitoring.episode_metrics import figures_of
+from pipelines.figures.registry import figures_of
 from stores.traces.conventions import anchor_before, is_world_call, num_world_calls, num_world_steps
 from stores.types import Trace
 
@@ -39,7 +38,6 @@ def played(make_trace: MakeTrace) -> Trace:
 def test_a_call_of_a_world_is_none_of_a_tool_and_counted_by_itself(played: Trace) -> None:
     assert [is_world_call(call) for call in played.tool_calls] == [False, True, True, True]
     assert (num_world_calls(played), num_world_steps(played)) == (3, 2)
-    assert (VALUES["tool_calls"](played), VALUES["world_steps"](played)) == (1.0, 2.0)
     figures = figures_of(played)
     assert (figures["tool_calls"], figures["world_steps"]) == (1.0, 2.0)
     without = replace(played, tool_calls=played.tool_calls[:1])

@@ -1,0 +1,1 @@
+"""Figures: what guards, canary traffic, watching, training warnings, metrics and reports compare, one object for each."""

@@ -1,0 +1,83 @@
+"""registry: the names of figures -> the figures, Troupe's and those that a run config adds by dotted path; an episode -> its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from pipelines.figures.figure import Figure, base_name
+from pipelines.figures.of_episodes import EPISODE_FIGURES, FAILURES, FEEDBACK
+from pipelines.figures.of_training import TRAINING_FIGURES
+from stores.by_name import open_by_name
+from stores.types import EpisodeRewards, Trace
+
+Figures = Mapping[str, Figure]
+FIGURES: Figures = {figure.name: figure for figure in (*EPISODE_FIGURES, *TRAINING_FIGURES)}
+"""By their names."""
+
+
+def figure_of(name: str, figures: Figures = FIGURES) -> Figure:
+    """Returns the figure of a name, which may be that of one agent; KeyError for an unknown one."""
+    return figures[base_name(name)]
+
+
+def with_own(paths: Iterable[str]) -> Figures:
+    """Returns Troupe's figures and those that `evaluate.figures` names.
+
+    ValueError, with place and fix, where a path does not import or loads a heavy library, or where what it names is no figure of that
+    name that an episode has.
+    """
+    own: dict[str, Figure] = {}
+    for number, path in enumerate(paths):
+        place = f"evaluate.figures.{number}"
+        figure: Figure = open_by_name(
+            path,
+            place=place,
+            wanted="a pipelines.figures.figure.Figure",
+            fits=lambda found: isinstance(found, Figure),
+            is_parsing=True,
+        )
+        if figure.name != own_name(path):
+            raise ValueError(
+                f"{place}: the figure {path!r} has the name {figure.name!r}: give the object and the figure one name, by which "
+                "promote.guards and watch.floors know it"
+            )
+        if figure.of_episode is None and figure.of_rewards is None:
+            raise ValueError(f"{place}: {path!r} has no value of an episode: give it `of_episode` or `of_rewards`")
+        own[figure.name] = figure
+    return {**FIGURES, **own}
+
+
+def own_name(path: str) -> str:
+    """Returns the name of the figure at a dotted path: what follows the colon."""
+    return path.rpartition(":")[2]
+
+
+def figures_of(
+    trace: Trace,
+    rewards: EpisodeRewards | None = None,
+    *,
+    feedback: float | None = None,
+    figures: Figures = FIGURES,
+) -> dict[str, float]:
+    """Returns the watched figures of one episode, those of agents as `<figure>/<agent>` where there are several.
+
+    One that is no outcome of the policy has `failure_share` and no other: it says nothing about the team.
+    """
+    if not trace.is_outcome:
+        figures = {name: figure for name, figure in figures.items() if name == FAILURES}
+    watched = [figure for figure in figures.values() if figure.is_watched]
+    agents = dict.fromkeys(turn.agent for turn in trace.turns)
+    values: dict[str, float] = {}
+    for figure in watched:
+        if figure.of_episode is not None:
+            values[figure.name] = figure.of_episode(trace)
+        if figure.of_rewards is not None and rewards is not None:
+            values[figure.name] = figure.of_rewards(rewards)
+        if figure.of_agent is not None and len(agents) > 1:
+            for agent in agents:
+                own = [turn for turn in trace.turns if turn.agent == agent]
+                values[f"{figure.name}/{agent}"] = figure.of_agent(own)
+    if trace.is_outcome and feedback is not None:
+        values[FEEDBACK] = feedback
+    return {name: value for name, value in values.items() if not math.isnan(value)}

@@ -1,0 +1,193 @@
+"""One figure is one object: every section of the config, the gateway and the checks read it, and a user's own opens by its path."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from records import MakeTrace
+
+from pipelines.config.run_config import RunConfig, load_config
+from pipelines.config.sections import GuardsConfig, TrafficGuardsConfig, WatchFloorsConfig
+from pipelines.evaluation.guards import check_guards
+from pipelines.figures.registry import FIGURES, figure_of, with_own
+from pipelines.monitoring.alarms import check_window
+from pipelines.monitoring.episode_metrics import Window, window_of
+from pipelines.stages.score import _own_figures
+from serve_apps.gateway.traffic.figures import NAMES
+
+pytestmark = pytest.mark.fast
+
+
+@pytest.mark.parametrize(
+    "names",
+    [GuardsConfig.model_fields, TrafficGuardsConfig.model_fields, WatchFloorsConfig.model_fields, NAMES],
+    ids=["promote.guards", "traffic.guards", "watch.floors", "gateway"],
+)
+def test_every_figure_that_is_compared_is_in_the_table(names: list[str]) -> None:
+    assert set(names) <= FIGURES.keys()
+
+
+def test_a_guard_that_can_be_set_can_be_measured() -> None:
+    assert all(FIGURES[name].of_episode is not None for name in GuardsConfig.model_fields)
+    assert set(NAMES) == TrafficGuardsConfig.model_fields.keys()
+    assert set(NAMES) <= WatchFloorsConfig.model_fields.keys(), "every window of the gateway is checked"
+
+
+def test_the_sections_have_the_defaults_of_the_figures() -> None:
+    assert GuardsConfig().model_dump() == {
+        "format_share": 0.05, "refusal_share": 0.05, "completion_tokens": 0.5, "turns": 0.5, "tool_calls": 0.5,
+        "world_steps": None, "latency_s": None,
+    }  # fmt: skip
+    assert WatchFloorsConfig().model_dump()["input_drift"] == 0.2 and len(WatchFloorsConfig.model_fields) == 17
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        GuardsConfig(turns=-1)
+
+
+def test_shares_are_compared_by_difference_and_a_figure_of_an_agent_is_that_of_the_team() -> None:
+    shares = {name: figure.compared_by for name, figure in FIGURES.items() if name.endswith("_share")}
+    del shares["clip_share"]  # a jump to a multiple is what counts
+    assert len(shares) > 5 and set(shares.values()) == {"difference"}
+    assert figure_of("entropy/solver") is FIGURES["entropy"]
+    with pytest.raises(KeyError):
+        figure_of("cheer")
+
+
+def test_a_change_is_judged_by_its_whole_interval() -> None:
+    tokens, format_share = FIGURES["completion_tokens"], FIGURES["format_share"]
+    assert (tokens.limit(0.5), format_share.limit(0.05)) == (1.5, -0.05)
+    assert [tokens.state(low, high, 1.5) for low, high in ((1, 1.5), (1, 1.6), (1.6, 2))] == [
+        "holds",
+        "unclear",
+        "broken",
+    ]
+    assert [format_share.state(low, high, -0.05) for low, high in ((0, 1), (-0.1, 0), (-1, -0.1))] == [
+        "holds", "unclear", "broken",
+    ]  # fmt: skip
+    assert tokens.words(1.984, 1.911, 2.052, 1.5) == "completion_tokens x1.98 [1.91, 2.05], at most x1.50"
+    assert format_share.words(0.1, -0.1, 0.3, -0.05) == "format_share +0.100 [-0.100, +0.300], at least -0.050"
+
+
+OWN = """
+from pipelines.figures.figure import Figure
+
+politeness = Figure(
+    name="politeness",
+    meaning="share of answers that say please",
+    worse="lower",
+    changed="fewer answers say please",
+    of_episode=lambda trace: float("please" in trace.answer),
+    floor=0.1,
+)
+paid = Figure(name="payment", meaning="", worse="lower", changed="")
+payment = paid
+empty = Figure(name="empty", meaning="", worse="lower", changed="")
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module `polite` of a user's own."""
+    file = tmp_path / "polite.py"
+    file.write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "polite", raising=False)
+    return file
+
+
+DEMO = Path(__file__).parents[3] / "infra" / "runs" / "demo.yaml"
+
+
+def config(**keys: Any) -> RunConfig:
+    return load_config(DEMO, keys)
+
+
+def test_a_figure_of_ones_own_is_a_guard_a_floor_and_part_of_each_window(own: Path, make_trace: MakeTrace) -> None:
+    parsed = config(
+        **{
+            "evaluate.figures": ["polite:politeness"],
+            "promote.guards": {"politeness": 0.1},
+            "watch.floors": {"politeness": 0.2},
+        }
+    )
+    figures = with_own(parsed.evaluate.figures)
+    old = [make_trace(i, answer="42, please") for i in range(40)]
+    new = [make_trace(i, answer="42") for i in range(40)]
+    broken = check_guards(new, old, config=parsed.promote.guards, figures=figures)
+    assert [(g.figure.name, g.state) for g in broken if g.state != "holds"] == [("politeness", "broken")]
+    assert str(broken[-1]).startswith("politeness -1.000 [")
+    history: list[Window] = [
+        window_of(old, key=str(i), at=i, team_version=1, figures=figures, fixed_tasks="d") for i in range(5)
+    ]
+    now = window_of(new, key="now", at=9, team_version=1, figures=figures, fixed_tasks="d")
+    checked = {c.figure: c for c in check_window(now, history, alpha=0.01, config=parsed.watch, figures=figures)}
+    assert checked["politeness"].state == "alarm" and "fewer answers say please: 0, 1 is" in checked["politeness"].what
+    assert parsed.watch.floors.of("politeness") == 0.2
+
+
+def test_a_limit_of_ones_own_figure_identifies_a_run() -> None:
+    named = {"evaluate.figures": ["polite:politeness"]}
+    one, two = (config(**named, **{"promote.guards": {"politeness": margin}}).sha256 for margin in (0.1, 0.2))
+    assert len({one, two, config().sha256}) == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"promote.guards": {"politeness": 0.1}},
+            r"unknown key 'promote\.guards\.politeness'; there are .*evaluate\.figures",
+        ),
+        ({"watch.floors": {"turn": 0.1}}, r"unknown key 'watch\.floors\.turn': did you mean 'turns'\?"),
+        ({"evaluate.figures": ["polite.politeness"]}, r"evaluate\.figures\.0: 'polite\.politeness' is not of the form"),
+        ({"evaluate.figures": ["polite:turns"]}, r"evaluate\.figures\.0: there is a figure 'turns' already"),
+    ],
+)
+def test_what_is_no_figure_is_refused_where_the_config_is_read(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**keys)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("impolite:politeness", r"evaluate\.figures\.0: cannot import 'impolite'"),
+        ("polite:rudeness", r"evaluate\.figures\.0: .*polite\.py.* has no 'rudeness'"),
+        ("polite:number", r"evaluate\.figures\.0: 'polite:number' is .*Figure"),
+        ("polite:payment", None),
+        ("polite:paid", r"'polite:paid' has the name 'payment'"),
+        ("polite:empty", r"'polite:empty' has no value of an episode"),
+    ],
+)
+def test_a_path_that_leads_to_no_figure_is_refused_with_the_fix(own: Path, path: str, message: str | None) -> None:
+    with pytest.raises(ValueError, match=message or r"has no value of an episode"):
+        with_own([path])
+
+
+def test_a_module_that_loads_a_heavy_library_is_refused_with_its_file(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own.parent / "torch.py").write_text("")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    own.write_text(f"import torch\n{OWN}")
+    with pytest.raises(ValueError, match=r"polite\.py\) loads torch"):
+        with_own(["polite:politeness"])
+
+
+def test_a_value_that_is_missing_is_no_number(make_trace: MakeTrace) -> None:
+    """NaN says that an episode has no value: it counts in no mean."""
+    trace = make_trace()
+    assert math.isnan(FIGURES["world_steps"].of_episode(trace))  # type: ignore[misc]
+
+
+def test_the_means_of_ones_own_figures_are_part_of_the_scored_iteration(own: Path, make_trace: MakeTrace) -> None:
+    run: Any = SimpleNamespace(figures=with_own(["polite:politeness"]))
+    traces = [make_trace(i, answer="please" if i else "") for i in range(4)]
+    assert _own_figures(run, traces, []) == {"politeness": 0.75}
+    run.figures = FIGURES
+    assert _own_figures(run, traces, []) is None
