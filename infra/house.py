@@ -167,7 +167,7 @@ def num_comments(text: str) -> int:
 
 def config_fields() -> dict[str, list[str]]:
     """Key name -> the places in a run config at which it may stand, as `section.key`."""
-    from pipelines.config.schema import run_config_schema
+    from pipelines.config.run_config import run_config_schema
 
     places: dict[str, list[str]] = defaultdict(list)
     schema = run_config_schema()

@@ -235,6 +235,7 @@ def variables() -> set[str]:
     return found
 
 
+@pytest.mark.test
 def test_every_environment_variable_is_read_by_somebody() -> None:
     import mlflow
     import psycopg
@@ -288,6 +289,7 @@ def commands() -> list[list[str]]:
     return found + [list(map(str, c["command"])) for c in containers() if "command" in c]
 
 
+@pytest.mark.test
 def test_every_command_exists_and_knows_its_options() -> None:
     programs = {command[0] for command in commands()}
     assert programs == {"python", "mlflow", "ray", "airflow"}

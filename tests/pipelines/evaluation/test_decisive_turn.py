@@ -15,7 +15,13 @@ pytestmark = pytest.mark.fast
 Wanted = Sequence[tuple[int, int]]
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS)
+@pytest.mark.parametrize(
+    "workflow",
+    [
+        pytest.param("math_chain", marks=pytest.mark.test),
+        *(pytest.param(w, marks=pytest.mark.nightly) for w in WORKFLOWS if w != "math_chain"),
+    ],
+)
 def test_a_planted_fault_is_found_with_an_interval_around_what_it_cost(workflow: str) -> None:
     episodes = [plant(workflow, number) for number in range(12)]
     assert len({episode.fault for episode in episodes}) >= 2, "faults of several turns"

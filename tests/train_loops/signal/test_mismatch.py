@@ -230,7 +230,7 @@ def test_uneven_weights_have_a_mean_below_1_but_not_above() -> None:
     assert complains(agreements(*[np.log(0.2)] * 2000, *[np.log(10.0)] * 2000))
 
 
-@pytest.mark.parametrize("shift", [0.1, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("shift", [0.5, *(pytest.param(x, marks=pytest.mark.nightly) for x in (0.1, 1.0, 2.0))])
 def test_honest_choices_between_two_options_are_called_wrong_once_in_ten_thousand_iterations_at_most(
     shift: float,
 ) -> None:
@@ -246,7 +246,7 @@ def test_honest_choices_between_two_options_are_called_wrong_once_in_ten_thousan
                 assert drawn[failed].sum() < 1e-4, (num_choices, p, q)
 
 
-@pytest.mark.parametrize("vocabulary", [2, 300])
+@pytest.mark.parametrize("vocabulary", [2, pytest.param(300, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("shift", [0.0, 0.1, 0.5, 1.0, 2.0])
 def test_honest_tokens_of_another_version_are_not_called_wrong(vocabulary: int, shift: float) -> None:
     tokens = Tokens(vocabulary, shift=shift, num=40_000)

@@ -209,6 +209,7 @@ def test_an_agent_that_acts_first_at_the_end_is_not_in_the_first_step() -> None:
     assert batch.rewards.tolist() == pytest.approx([0.0, 0.0, 1.0, 0.3, 1.0])
 
 
+@pytest.mark.test
 def test_what_happened_before_a_turn_is_not_its_credit() -> None:
     """Two openings, one good and one bad, then the same remark, which changes nothing: VDN learns whose the outcome is."""
     episodes = []
