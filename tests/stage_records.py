@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from pipelines.run.run import Run
+from pipelines.stages.steps import begin
+from pipelines.stages.table import STAGES, StageCall
 from stores.journal.stage_results import (
     Collected,
     Decided,
@@ -102,6 +106,13 @@ def measured(**changes: Any) -> Measured:
         "num_tokens": 10,
     }
     return Measured(**{**fields, **changes})
+
+
+def call(run: Run, stage: str, iteration: int, *, model_group: str = "", **read: Any) -> StageCall:
+    """What a stage's work is given. Args: read: parts of the iteration to put in the place of what was read; only these are needed then."""
+    lease: Any = SimpleNamespace(check=lambda: None, token=1)
+    begun = replace(run.iteration(iteration, needed_by=stage), **read) if read else begin(run, STAGES[stage], iteration)
+    return StageCall(run=run, iteration=begun, model_group=model_group, lease=lease)
 
 
 def finish(run: Run, iteration: int, result: StageResult, model_group: str = "") -> None:

@@ -40,7 +40,7 @@ LIGHT = (
     "pipelines.cli.main",
     "pipelines.runners.validate",
     "train_loops.engine.state_sizes",
-    "pipelines.stages.running",
+    "pipelines.stages.steps",
     "pipelines.stages.score",
     "pipelines.stages.promote",
     "dags.local_airflow",

@@ -56,7 +56,7 @@ def begin(
 ) -> None:
     """Begin an iteration for a schedule: make version 0 and the first team if there are none, and give the claim its iteration."""
     from pipelines.report.progress import Screen
-    from pipelines.runners.begin import begin_iteration
+    from pipelines.runners.schedule import begin_iteration
 
     run = find_run(config, root, changes)
     hand_back(begin_iteration(run, claim, is_forced=force, address=address, screen=Screen()))
@@ -74,15 +74,14 @@ def iterate(
     """Begin an iteration for a schedule, do all of its stages that are not done, and record it; each hands back its result."""
     from pipelines.cluster.connect import connect
     from pipelines.report.progress import Screen
-    from pipelines.runners.begin import begin_iteration
+    from pipelines.runners.schedule import begin_iteration
+    from pipelines.runners.schedule import iterate as do_stages
 
     run, screen = find_run(config, root, changes), Screen()
     begun = begin_iteration(run, claim, is_forced=force, address=address, screen=screen)
     hand_back(begun, "begin")
     if "skip" in begun:
         return
-    from pipelines.runners.iterate import iterate as do_stages
-
     connect(address)
     for part, ref in do_stages(run, int(begun["iteration"]), address=address, screen=screen):
         hand_back(ref, part)

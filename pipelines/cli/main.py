@@ -35,11 +35,12 @@ from pipelines.cli.options import (
     reports_errors,
     split_team,
 )
-from pipelines.stages.table import STAGES, stage_named
+from pipelines.stages.table import STAGES, Step, stage_named
 from stores.types import EpisodeStatus, Purpose
 
 if TYPE_CHECKING:
     from pipelines.config.run_config import RunConfig
+    from pipelines.run.run import Run
     from stores.traces.lookup import Asked
 
 app = typer.Typer(
@@ -123,13 +124,17 @@ def stage(
     ref = run.journal.ref(key)
     if ref is None:
         from pipelines.cluster.connect import connect
-        from pipelines.stages.needed import Needed
-        from pipelines.stages.running import run_stage
+        from pipelines.stages.steps import do_step, run_stage, settle
 
         work.check_model_group(run.config, model_group)
         if work.needs_cluster(run.config):
             connect(address)
-        Needed(run, iteration, connect=lambda: connect(address)).settle(name)
+
+        def connected(run: Run, step: Step) -> None:
+            connect(address)
+            do_step(run, step)
+
+        settle(run, Step(iteration, name), connected)
         ref = run_stage(run, name, iteration, model_group=model_group).to_json()
     if config_of_job(run.run_id) is None:  # a job's log is read by people who have the journal, too
         print(json.dumps(ref, indent=2))
@@ -149,7 +154,7 @@ def record_iteration(
     After the last iteration the champion also plays the test tasks, and the MLflow run of the whole run ends.
     """
     from pipelines.report.progress import Screen
-    from pipelines.runners.iterate import record_iteration as record
+    from pipelines.runners.schedule import record_iteration as record
 
     jobs.hand_back(record(existing_run(config, root), iteration, address=address, screen=Screen()))
 

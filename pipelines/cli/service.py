@@ -229,7 +229,7 @@ def _untrained(text: str, root: str, changes: list[str] | None, address: str) ->
     """The run, version and manifest of a model folder, or of the models with which the run of a config begins."""
     _connect(address)
     from pipelines.run.run import Run
-    from pipelines.runners.untrained import plain_config, untrained_team
+    from pipelines.runners.begin import plain_config, untrained_team
 
     folder = Path(text) if Path(text).is_dir() else None
     if folder is None:

@@ -202,6 +202,10 @@ class LoopConfig(Settings):
     then work side by side, which pays where they have cores or GPUs of their own, or where episodes wait for tools. 2 helps only where
     iterations take unequal times. See the guide on overlap."""
 
+    def sampler_of(self, iteration: int) -> int:
+        """Returns the iteration whose parents sample this one."""
+        return max(1, iteration - self.max_lag)
+
 
 class CollectConfig(Settings):
     """This section sets how episodes are sampled."""

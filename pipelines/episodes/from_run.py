@@ -18,6 +18,7 @@ from typing import Any
 from pipelines.config.messages import near
 from pipelines.episodes.chosen_traces import HeldOut
 from pipelines.episodes.vocabulary import version_that_acted, vocabulary_of
+from pipelines.run.iteration import Iteration
 from pipelines.run.iterations import next_iteration
 from pipelines.run.run import Run
 from pipelines.run.scoring import counts_by_cause
@@ -50,7 +51,7 @@ def pin_source(run: Run, source: TracesSource) -> int:
     Raises ValueError where the traces cannot be trained on, or where there is no iteration for them.
     """
     for iteration in range(1, run.config.iterations + 1):
-        if source_of(run, iteration) == source:
+        if run.source(iteration) == source:
             return iteration
     following = next_iteration(run)
     if following is None:
@@ -58,10 +59,10 @@ def pin_source(run: Run, source: TracesSource) -> int:
             f"{OPTION}: all {run.config.iterations} iterations of run {run.run_id!r} are done: raise `iterations`, or give "
             "another run name"
         )
-    if run.iteration(following).find(Collected) is None and source_of(run, following) is None:
-        read_source(run, following, source)
+    if run.iteration(following).find(Collected) is None and run.source(following) is None:
+        read_source(run, source, run.samplers(following))
         run.journal.pin_value(run.run_id, RunValue.SOURCE.of(following), asdict(source))
-    if (pinned := source_of(run, following)) != source:
+    if (pinned := run.source(following)) != source:
         has = f"trains on the traces of {pinned}" if pinned else "has sampled episodes of its own"
         raise ValueError(
             f"{OPTION}: iteration {following} of run {run.run_id!r} {has}, finish it first (`troupe train RUN.yaml`), or give "
@@ -70,16 +71,9 @@ def pin_source(run: Run, source: TracesSource) -> int:
     return following
 
 
-def source_of(run: Run, iteration: int) -> TracesSource | None:
-    """Where an iteration has its traces from; None if it samples them itself."""
-    value = run.journal.value(run.run_id, RunValue.SOURCE.of(iteration))
-    return None if value is None else TracesSource(**value)
-
-
-def adopt_traces(run: Run, iteration: int, source: TracesSource) -> Collected:
+def adopt_traces(run: Run, iteration: Iteration, source: TracesSource) -> Collected:
     """Copies and pins the source's traces: the collect of an iteration that samples nothing."""
-    models = run.samplers(iteration)
-    ref, traces = read_source(run, iteration, source)
+    ref, traces = read_source(run, source, iteration.models)
     where: dict[str, Any] = {
         "run_id": ref.run_id,
         "iteration": ref.iteration,
@@ -90,10 +84,10 @@ def adopt_traces(run: Run, iteration: int, source: TracesSource) -> Collected:
     groups = {trace.group_id for trace in traces}
     num_groups = len({trace.group_id for trace in traces if not trace.variant})
     stored = set(run.traces.stored_episodes(**where)["group_id"].to_pylist())
-    before = run.iteration(iteration - 1).find(Collected)
+    before = iteration.before[0].find(Collected) if iteration.before else None
     return Collected(
         traces=run.traces.pin_episodes(**where, excluded_groups=sorted(stored - groups), by_run=run.run_id),
-        policy_versions={group: model.version for group, model in sorted(models.items())},
+        policy_versions={group: model.version for group, model in sorted(iteration.models.items())},
         statuses=dict(Counter(trace.status.value for trace in traces if not trace.variant)),
         causes=counts_by_cause(traces),
         num_new=num_new,
@@ -107,8 +101,10 @@ def adopt_traces(run: Run, iteration: int, source: TracesSource) -> Collected:
     )
 
 
-def read_source(run: Run, iteration: int, source: TracesSource) -> tuple[TracesRef, list[Trace]]:
+def read_source(run: Run, source: TracesSource, models: Mapping[str, ModelVersionRef]) -> tuple[TracesRef, list[Trace]]:
     """The source's pinned traces, without those of tasks that this run holds out.
+
+    Args: models: versions of this run, whose tokenizers are compared.
 
     Raises ValueError where there are none, where agents belong to other model groups there, or where another tokenizer
     made the token ids.
@@ -130,7 +126,7 @@ def read_source(run: Run, iteration: int, source: TracesSource) -> tuple[TracesR
         )
     _check_variants(run, source, traces)
     _check_agents(run, source, traces)
-    _check_tokenizers(source, run.parents(iteration), other, traces)
+    _check_tokenizers(source, models, other, traces)
     return ref, traces
 
 
@@ -146,13 +142,13 @@ def _check_variants(run: Run, source: TracesSource, traces: Sequence[Trace]) -> 
             )
 
 
-def train_config(run: Run, iteration: int, model_group: str) -> TrainConfig:
-    """How a model group learns in an iteration: as configured, and on foreign traces always with importance weights.
+def train_config(run: Run, source: TracesSource | None, model_group: str) -> TrainConfig:
+    """How a model group learns: as configured, and on the traces of a `source` always with importance weights.
 
     Where the configured loss divides by the agents' limit, `loss.norm_tokens` is that limit.
     """
     config = _with_norm_tokens(run, model_group, run.config.train_config(model_group))
-    return config if source_of(run, iteration) is None else off_policy(config)
+    return config if source is None else off_policy(config)
 
 
 def _with_norm_tokens(run: Run, model_group: str, config: TrainConfig) -> TrainConfig:

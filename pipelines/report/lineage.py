@@ -12,7 +12,6 @@ from collections.abc import Collection
 from typing import Any
 
 from pipelines.cluster.owner_links import owner_links
-from pipelines.episodes.from_run import source_of
 from pipelines.episodes.from_service import has_store, taken_ids
 from pipelines.run.run import Run, plain
 from stores.journal.stage_results import Collected, Evaluated, Scored
@@ -152,7 +151,7 @@ def _iteration(run: Run, number: int) -> dict[str, Any]:
     """What an iteration read and wrote, with links to who did it."""
     iteration = run.iteration(number)
     collected, scored, evaluated = iteration.find(Collected), iteration.find(Scored), iteration.find(Evaluated)
-    source = source_of(run, number)
+    source = run.source(number)
     return {
         "iteration": number,
         "traces": None if collected is None else plain(collected.traces),

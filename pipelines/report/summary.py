@@ -8,16 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.episodes.from_run import source_of
 from pipelines.evaluation.statistics import Interval, paired_interval
 from pipelines.report.over_control import team_over_control
 from pipelines.report.so_far import SoFar
 from pipelines.report.waits import NUM_LARGEST, Account, Wait, cause_in_words, in_words, who_in_words
 from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration
-from pipelines.run.provenance import git_commit
 from pipelines.run.run import Run
 from pipelines.run.scoring import mean
+from pipelines.stages.promote import git_commit
 from pipelines.stages.table import STAGES
 from stores.journal.journal import StageRow
 from stores.journal.run_values import RunValue
@@ -100,7 +99,7 @@ def figures_of_iteration(run: Run, number: int) -> dict[str, Any] | None:
         "repeated": _repeated(results),
         "evaluation": _evaluation(results.evaluated, results.decided),
         "versions": {group: trained.model.version for group, trained in results.trained.items()},
-        "source": None if (source := source_of(run, number)) is None else str(source),
+        "source": None if (source := run.source(number)) is None else str(source),
     }
 
 

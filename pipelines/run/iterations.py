@@ -1,4 +1,4 @@
-"""iterations: which iteration of a run is next."""
+"""iterations: which iteration of a run is next, and at which somebody is."""
 
 from __future__ import annotations
 

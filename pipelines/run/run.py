@@ -16,25 +16,25 @@ from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditRule, credit_version, load_credit
 from pipelines.figures.registry import Figures, with_own
 from pipelines.run.iteration import Iteration
-from pipelines.run.order import sampler_of
 from pipelines.tasks.sources import load_tasks
 from serve_apps.authoring.agent import Agent
 from serve_apps.authoring.workflow import Workflow, load_carried, load_workflow
 from serve_apps.episode.team_spec import TeamSpec
 from stores.files import is_uri, local_path
+from stores.journal.journal import DONE, HOLD_WAIT_S, Journal, Lease, StageKey
 from stores.journal.run_values import RunValue
-from stores.journal.stage_results import Collected, Decided
+from stores.journal.sqlite_urls import sqlite_url
+from stores.journal.stage_results import Collected, Decided, TracesSource
+from stores.registry.registry import TeamRegistry
+from stores.registry.tracking import RunTracker
 from stores.team_code import collect_code
 from stores.types import ModelVersionRef, Sampling, Task, team_key
 from stores.weights.manifest import REMOVED
+from stores.weights.store import WeightStore
 
 if TYPE_CHECKING:
-    from stores.journal.journal import Journal, Lease, StageKey
-    from stores.registry.registry import TeamRegistry
     from stores.registry.team import Team
-    from stores.registry.tracking import RunTracker
     from stores.traces.store import TraceStore
-    from stores.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +56,6 @@ class Run:
     @cached_property
     def journal(self) -> Journal:
         """Which stages are done."""
-        from stores.journal.journal import Journal
-        from stores.journal.sqlite_urls import sqlite_url
-
         url = self.config.storage.journal or sqlite_url(_join(self.folder, "journal.db"))
         return Journal(url, is_read_only=self.is_read_only)
 
@@ -79,8 +76,6 @@ class Run:
     @property
     def engines_wait_s(self) -> float:
         """Returns how long somebody else may have the engines, in seconds: an hour, and with `loop.max_lag` as long as the stages may take."""
-        from stores.journal.journal import HOLD_WAIT_S
-
         stages = (self.config.collect, self.config.sync, self.config.evaluate)
         return max(HOLD_WAIT_S, sum(stage.stage_timeout_s for stage in stages) if self.config.loop.max_lag else 0.0)
 
@@ -104,8 +99,6 @@ class Run:
     @cached_property
     def weights(self) -> WeightStore:
         """Opens the store of model versions."""
-        from stores.weights.store import WeightStore
-
         return WeightStore(self.weights_uri)
 
     @property
@@ -115,8 +108,6 @@ class Run:
 
     @property
     def _mlflow(self) -> tuple[str, str]:
-        from stores.journal.sqlite_urls import sqlite_url
-
         root = _absolute(self.config.storage.root)
         tracking = self.config.storage.mlflow or sqlite_url(_join(root, "mlflow.db"))
         return tracking, _absolute(self.config.storage.artifacts) or _join(root, "mlflow-artifacts")
@@ -124,15 +115,11 @@ class Run:
     @cached_property
     def registry(self) -> TeamRegistry:
         """Team versions and their aliases."""
-        from stores.registry.registry import TeamRegistry
-
         return TeamRegistry(*self._mlflow, is_read_only=self.is_read_only)
 
     @cached_property
     def tracker(self) -> RunTracker:
         """Metrics, artifacts and sampled traces in MLflow."""
-        from stores.registry.tracking import RunTracker
-
         return RunTracker(*self._mlflow, self.run_id)
 
     @cached_property
@@ -237,25 +224,29 @@ class Run:
         return agent.with_sampling(sampling, temperature=temperature)
 
     def iteration(self, number: int, *, needed_by: str = "") -> Iteration:
-        """What the stages of an iteration have left; `needed_by` names the stage that reads it, for messages."""
+        """What the stages of an iteration have left by now; `needed_by` names the stage that reads it, for messages."""
+        rows = self.journal.stages(self.run_id, number)
         return Iteration(
-            journal=self.journal,
             run_id=self.run_id,
             number=number,
+            results={(row.stage, row.model_group): row.ref or {} for row in rows if row.status == DONE},
+            journal=self.journal.shown_url,
             model_groups=tuple(self.config.model_groups),
             is_team_trained=self.config.team_config is not None,
             needed_by=needed_by,
         )
 
+    def source(self, iteration: int) -> TracesSource | None:
+        """Where an iteration has its traces from; None if it samples them itself."""
+        value = self.journal.value(self.run_id, RunValue.SOURCE.of(iteration))
+        return None if value is None else TracesSource(**value)
+
     def samplers(self, iteration: int) -> dict[str, ModelVersionRef]:
-        """The versions that sample `iteration`, by model group: its parents, or with `loop.max_lag` those of an earlier one, see order.py.
+        """The versions that sample `iteration`, by model group: its parents, or with `loop.max_lag` those of an earlier one.
 
         Once collect is done they are what it recorded, whoever is champion by now. Raises NotDone like `parents`.
         """
-        collected = self.iteration(iteration).find(Collected)
-        if collected is not None:
-            return {group: self.model_ref(group, version) for group, version in collected.policy_versions.items()}
-        return self.parents(sampler_of(iteration, self.config.loop.max_lag))
+        return self._sampled(iteration) or self.parents(self.config.loop.sampler_of(iteration))
 
     def parents(self, iteration: int) -> dict[str, ModelVersionRef]:
         """The versions that `iteration` trains from, by model group.
@@ -265,34 +256,37 @@ class Run:
         Raises NotDone if that iteration has not finished training, or with overlap where the gate's decision is to come.
         """
         is_overlapping = self.config.loop.max_lag > 0
-        collected = None if is_overlapping else self.iteration(iteration).find(Collected)
-        if collected is not None:
-            return {group: self.model_ref(group, version) for group, version in collected.policy_versions.items()}
-        if iteration == 1:
-            return self.trained(0)
-        if self.config.promote.on_reject == "continue":
+        if not is_overlapping and (sampled := self._sampled(iteration)):
+            return sampled
+        if iteration == 1 or self.config.promote.on_reject == "continue":
             return self.trained(iteration - 1)
-        return self._pinned_parents(iteration) if is_overlapping else self._after_gate(iteration)
-
-    def _after_gate(self, iteration: int) -> dict[str, ModelVersionRef]:
-        decided = self.iteration(iteration - 1).find(Decided)
-        is_rejected = decided is not None and decided.verdict == "reject"
-        return self.champion() if is_rejected else self.trained(iteration - 1)
-
-    def _pinned_parents(self, iteration: int) -> dict[str, ModelVersionRef]:
+        if not is_overlapping:
+            decided = self.iteration(iteration - 1).find(Decided)
+            return self._after_gate(iteration, is_rejected=decided is not None and decided.verdict == "reject")
         name = RunValue.PARENTS.of(iteration)
         pinned = self.journal.value(self.run_id, name)
         if pinned is None:
             decided = self.iteration(iteration - 1, needed_by="the choice of parents").decided
-            models = self.champion() if decided.verdict == "reject" else self.trained(iteration - 1)
+            models = self._after_gate(iteration, is_rejected=decided.verdict == "reject")
             versions = {group: ref.version for group, ref in models.items()}
             pinned = self.journal.pin_value(self.run_id, name, versions)
-        return {group: self.model_ref(group, version) for group, version in pinned.items()}
+        return self._refs(pinned)
+
+    def _sampled(self, iteration: int) -> dict[str, ModelVersionRef]:
+        """What collect recorded as its policy versions; empty before it is done."""
+        collected = self.iteration(iteration).find(Collected)
+        return {} if collected is None else self._refs(collected.policy_versions)
+
+    def _refs(self, versions: Mapping[str, int]) -> dict[str, ModelVersionRef]:
+        return {group: self.model_ref(group, version) for group, version in versions.items()}
+
+    def _after_gate(self, iteration: int, *, is_rejected: bool) -> dict[str, ModelVersionRef]:
+        return self.champion() if is_rejected else self.trained(iteration - 1)
 
     def trained(self, iteration: int) -> dict[str, ModelVersionRef]:
         """The versions after training in `iteration`; a model group without a trainable row keeps its parent."""
         if iteration == 0:
-            return {group: self.model_ref(group, 0) for group in self.config.model_groups}
+            return self._refs(dict.fromkeys(self.config.model_groups, 0))
         return {group: trained.model for group, trained in self.iteration(iteration).trained.items()}
 
     def champion(self) -> dict[str, ModelVersionRef]:
@@ -304,8 +298,6 @@ class Run:
 
     def key(self, iteration: int, stage: str, model_group: str = "") -> StageKey:
         """The journal's key of a stage."""
-        from stores.journal.journal import StageKey
-
         return StageKey(self.run_id, iteration, stage, model_group)
 
     def begin(self) -> None:

@@ -1,77 +1,44 @@
-"""begin: a run config -> an opened run after iteration 0: version 0 of every model group, the first champion, `before`."""
+"""begin: a run -> version 0 of every model group, the first champion, and what the test tasks say before and after training."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from pipelines.cluster.connect import connect
 from pipelines.cluster.owner_links import stage_owner
+from pipelines.config.run_config import RunConfig, parse_config, with_keys
 from pipelines.episodes.collector import end_collectors
 from pipelines.episodes.sampling import Progress
 from pipelines.report.progress import Screen
 from pipelines.run.champions import champion_version, set_champion
-from pipelines.run.disk import check_disk
-from pipelines.run.iterations import free_iteration
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
-from pipelines.runners.claim import claimed, reason_to_skip, take
-from pipelines.runners.validate import check_tasks
 from pipelines.stages.promote import register_team
 from pipelines.stages.warmstart import StepProgress, warmstart
+from serve_apps.authoring.yaml_text import read_yaml
 from stores.journal.journal import Lease
 from stores.journal.stage_results import Decided, Measured, WarmStarted
+from stores.registry.team import Team
 from stores.types import ModelVersionRef
+from stores.weights.manifest import verify_files
 
-
-def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, screen: Screen) -> dict[str, Any]:
-    """Begins the run unless it has begun, and gives a claim its iteration.
-
-    Returns {"iteration", "model_groups", "since"} (when the run was begun, unix seconds), or {"skip": reason} where nothing
-    is to be trained now.
-    """
-    from pipelines.cluster.connect import connect
-
-    run.open()
-    iteration = claimed(run, claim)
-    if iteration is None:
-        following = free_iteration(run)
-        reason = reason_to_skip(run) if following is None or not is_forced else ""
-        if following is None or reason:
-            return {"skip": reason}
-        check_tasks(run.config)  # task files may have changed since the iteration before
-    if _needs_cluster(run):
-        with screen.stage("connect"):
-            connect(address)
-        with screen.stage("warm start") as progress:
-            make_version_zero(run, progress=progress)
-        register_first_team(run)
-        with screen.stage("before: test tasks") as progress:
-            before = measure_team(run, run.trained(0), iteration=0, progress=progress)
-        screen.measured("before", before)
-    if iteration is None:
-        assert following is not None, "skipped above"
-        for line in check_disk(run):
-            screen.say(line)
-        iteration = take(run, claim, otherwise=following)
-    since = next(row.created_at for row in run.journal.runs() if row.run_id == run.run_id)
-    return {"iteration": iteration, "model_groups": list(run.config.model_groups), "since": since}
+MAX_CONTEXT = 4096
+"""Tokens of prompt and completion of an untrained model, where it takes as many; `serve.max_model_len` changes it."""
+PLAIN = files("pipelines.runners") / "plain_model.yaml"
 
 
 def measure_last(run: Run, *, address: str, screen: Screen) -> None:
     """Measures the champion on the test tasks, after the last iteration."""
-    from pipelines.cluster.connect import connect
-
     if run.iteration(run.config.iterations).find(Measured) is None:
         connect(address)
     with screen.stage("after: test tasks") as progress:
         after = measure_team(run, run.champion(), iteration=run.config.iterations, progress=progress)
     screen.measured("after", after)
-
-
-def _needs_cluster(run: Run) -> bool:
-    """True until version 0, the first champion and `before` are there."""
-    begun = run.iteration(0)
-    is_measured = run.config.tasks.test is None or begun.find(Measured) is not None
-    return not is_measured or champion_version(run) is None or begun.find(WarmStarted) is None
 
 
 def make_version_zero(run: Run, *, progress: StepProgress | None = None) -> WarmStarted:
@@ -125,3 +92,52 @@ def register_first_team(run: Run) -> int:
     decided = Decided.from_json(run.journal.once(run.key(0, Decided.STAGE), work, owner=stage_owner()))
     assert decided.team_version is not None, "the first team is always registered"
     return decided.team_version
+
+
+def plain_config(folder: Path, *, root: str, changes: Mapping[str, Any]) -> RunConfig:
+    """Returns the run config that serves a model folder as it is. Its team has the name of the folder.
+
+    Raises ValueError where the folder holds no model. Args: root: `storage.root`. changes: further keys, dotted.
+    """
+    try:
+        limit = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"{folder} is no model folder: config.json cannot be read ({error})") from None
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name).strip("-") or "model"
+    context = changes.get("serve.max_model_len") or min(MAX_CONTEXT, limit or MAX_CONTEXT)
+    keys = {
+        "run": name,
+        "model_groups.model.model": str(folder.resolve()),
+        "serve.max_model_len": context,
+        "agents.model.max_tokens": context // 2,
+        "storage.root": root,
+    }
+    data = read_yaml(PLAIN.read_text(encoding="utf-8"), str(PLAIN))
+    return parse_config(with_keys(data, keys | dict(changes)), str(folder))
+
+
+def untrained_team(run: Run, *, folder: Path | None = None) -> tuple[int, Team]:
+    """Makes version 0 of every model group, registers them as the run's first team, and returns its version and manifest.
+
+    Raises ValueError where the run has a champion already, which is another team, or where `folder`, of which the team is made,
+    has other files than when it was.
+    """
+    run.open()
+    make_version_zero(run)
+    version = register_first_team(run)
+    _, team = run.registry.load(run.team_name, version)
+    if team.iteration:
+        raise ValueError(
+            f"team {run.team_name!r} was trained already, its champion is version {version} of iteration {team.iteration}: "
+            f"serve {run.team_name}@champion, or give the untrained models another name with --set run=NAME"
+        )
+    if folder is not None:
+        for ref in team.models.values():
+            try:
+                verify_files(folder, run.weights.manifest(ref).files)
+            except ValueError as error:
+                raise ValueError(
+                    f"team {run.team_name!r} was made of {folder} when it had other files ({error}): give the new ones "
+                    "another name with --set run=NAME"
+                ) from None
+    return version, team

@@ -11,7 +11,6 @@ traces of another run (`train_on_traces`) is the same without sampling, as far a
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,13 +29,13 @@ from pipelines.run.iteration import NotDone
 from pipelines.run.iterations import unfinished_iterations
 from pipelines.run.run import Run
 from pipelines.run.stored_runs import stored_run
-from pipelines.run.watchdog import Watchdog, interrupt_thread
+from pipelines.run.watchdog import Watchdog
 from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
-from pipelines.runners.lanes import result_of_all, wait_for_end, walk
-from pipelines.stages.running import run_stage
-from pipelines.stages.table import STAGES
+from pipelines.runners.lanes import walk
+from pipelines.stages.steps import complete, do_step
+from pipelines.stages.table import Step
 from stores.journal.run_values import RunValue
-from stores.journal.stage_results import Collected, Measured, Trained
+from stores.journal.stage_results import Collected, Decided, Measured, Trained
 from stores.types import ModelVersionRef
 
 START_S = 60.0
@@ -116,8 +115,7 @@ def train_on_traces(
     with screen.stage("warm start") as progress:
         make_version_zero(run, progress=progress)
     iteration = pin_source(run, parsed)
-    for name in ("collect", "score", "train"):
-        _run_whole_stage(run, name, iteration, screen)
+    complete(run, Step(iteration, Trained.STAGE), partial(_do_step, screen=screen))
     return iteration, run.iteration(iteration).trained
 
 
@@ -170,58 +168,24 @@ def _iterate(run: Run, todo: Sequence[int], screen: Screen, finished: Callable[[
         finished(iteration)
         began = time.perf_counter()
 
+    def do(own: Run, step: Step) -> None:
+        _do_step(own, step, screen)
+
     try:
         if run.config.loop.max_lag:
-            walk(
-                run,
-                todo,
-                lambda own, name, iteration: _run_whole_stage(own, name, iteration, screen),
-                promoted=promoted,
-            )
+            walk(run, todo, do, promoted=promoted)
             return
         for iteration in todo:
-            for name in STAGES:
-                _run_whole_stage(run, name, iteration, screen)
+            complete(run, Step(iteration, Decided.STAGE), do)
             promoted(iteration)
     finally:
         if left:  # it was interrupted, or failed: the process that goes on with it adds the rest
             _add_wall(run, RunValue.WALL.of(left[0]), time.perf_counter() - began)
 
 
-def _run_whole_stage(run: Run, name: str, iteration: int, screen: Screen) -> None:
-    """A stage for all model groups."""
-    with screen.stage(name, iteration) as progress:
-        if STAGES[name].is_per_model_group:
-            train_all(run, iteration)
-        else:
-            run_stage(run, name, iteration, progress=progress)
-
-
-def train_all(run: Run, iteration: int) -> None:
-    """Runs every train task in a thread of its own. Ctrl-C reaches the main thread only, so it is passed on to them."""
-    groups = list(run.config.train_tasks)
-    at_work: set[threading.Thread] = set()
-
-    def train(group: str) -> None:
-        at_work.add(threading.current_thread())
-        try:
-            run_stage(run, "train", iteration, model_group=group)
-        finally:
-            at_work.remove(threading.current_thread())
-
-    def interrupt() -> None:
-        for thread in list(at_work):
-            interrupt_thread(thread, KeyboardInterrupt)
-
-    pool = ThreadPoolExecutor(max_workers=len(groups))
-    jobs = [pool.submit(train, group) for group in groups]
-    try:
-        result_of_all(jobs)
-    except KeyboardInterrupt:
-        interrupt()
-        raise
-    finally:
-        wait_for_end(pool, jobs, interrupt=interrupt)
+def _do_step(run: Run, step: Step, screen: Screen) -> None:
+    with screen.stage(step.stage, step.iteration) as progress:
+        do_step(run, step, progress=progress)
 
 
 def _add_wall(run: Run, name: str, seconds: float) -> None:

@@ -8,32 +8,33 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from pipelines.episodes.collector import end_collectors
 from pipelines.episodes.dynamic_sampling import refill
-from pipelines.episodes.from_run import adopt_traces, source_of
+from pipelines.episodes.from_run import adopt_traces
 from pipelines.episodes.from_service import served_group, take_served
-from pipelines.episodes.sampling import Progress, Sampled, sample_train_episodes
+from pipelines.episodes.sampling import Sampled, sample_train_episodes
 from pipelines.episodes.variants import play_variants
+from pipelines.run.iteration import Iteration
 from pipelines.run.run import Run
 from pipelines.run.serving import serve
+from pipelines.stages.table import StageCall
 from pipelines.tasks.splits import task_slice
 from stores.journal.stage_results import Collected
 from stores.types import Task
 
 
-def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> Collected:
+def collect(call: StageCall) -> Collected:
     """Samples the iteration's episodes, or takes the stored ones that it was given."""
-    if (source := source_of(run, iteration)) is not None:
-        return adopt_traces(run, iteration, source)
+    run, iteration, number, progress = call.run, call.iteration, call.iteration.number, call.progress
+    if iteration.source is not None:
+        return adopt_traces(run, iteration, iteration.source)
     settings = run.config.collect
-    if run.config.loop.max_lag and iteration > 1:  # what it carried over, and which served episodes it took
-        _ = run.iteration(iteration - 1, needed_by=Collected.STAGE).collected
-    models = run.samplers(iteration)
-    serve(run, models)
-    team_spec = run.team_spec(models, iteration=iteration)
+    serve(run, iteration.models)
+    team_spec = run.team_spec(iteration.models, iteration=number)
     tasks = iteration_tasks(run, iteration)
     sampled = sample_train_episodes(
         run,
-        iteration,
+        number,
         tasks,
         team_spec=team_spec,
         num_enough=settings.tasks_per_iteration if settings.may_stop_early else None,
@@ -43,15 +44,15 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> Co
     passes = [sampled]
     groups = {"wanted": settings.tasks_per_iteration, "planned": len(tasks), "done": len(sampled.groups)}
     if settings.dynamic_sampling is not None:
-        refilled = refill(run, iteration, tasks, sampled, team_spec=team_spec, progress=progress)
+        refilled = refill(run, number, tasks, sampled, team_spec=team_spec, progress=progress)
         passes += refilled.passes
         groups |= refilled.counts
     served = None
     if settings.from_service is not None:
-        served = take_served(run, iteration, team_spec=team_spec, models=models)
-        passes.append(_with_served(run, iteration, passes[-1]))
+        served = take_served(run, number, team_spec=team_spec, models=iteration.models)
+        passes.append(_with_served(run, number, passes[-1]))
     if settings.variants is not None:
-        passes.append(play_variants(run, iteration, passes, team_spec=team_spec, progress=progress))
+        passes.append(play_variants(run, number, passes, team_spec=team_spec, progress=progress))
     return Collected(
         traces=passes[-1].traces,
         policy_versions=team_spec.policy_versions,
@@ -67,6 +68,11 @@ def collect(run: Run, iteration: int, *, progress: Progress | None = None) -> Co
     )
 
 
+def recover(run: Run, model_group: str) -> None:
+    """Ends the collectors: see `Stage.recover`."""
+    end_collectors()
+
+
 def _with_served(run: Run, iteration: int, last: Sampled) -> Sampled:
     """The pass whose ref also has the served episodes; a repetition may have taken them for a group left over."""
     ref = last.traces
@@ -80,29 +86,22 @@ def _with_served(run: Run, iteration: int, last: Sampled) -> Sampled:
     return replace(last, traces=pinned, num_new=0, statuses={}, causes={}, num_tokens=0, sampling_seconds=0.0)
 
 
-def iteration_tasks(run: Run, iteration: int) -> list[Task]:
+def iteration_tasks(run: Run, iteration: Iteration) -> list[Task]:
     """The tasks that an iteration begins: those carried over from the one before, then fresh ones, `oversample` in all.
 
     Raises ValueError where the set is too small, or has lost a task that was carried over.
     """
-    settings = run.config.collect
-    tasks = run.tasks("train")
+    settings, tasks, number = run.config.collect, run.tasks("train"), iteration.number
     count = settings.num_tasks_begun
     if count > len(tasks):
         raise ValueError(
             f"collect.tasks_per_iteration = {count} (times oversample) but tasks.train holds {len(tasks)}: lower it"
         )
-    fresh = task_slice(tasks, number=iteration, count=count, seed=str(run.config.seed))
-    carried_ids = _carried_from(run, iteration - 1) if settings.incomplete_groups == "carry" else ()
+    fresh = task_slice(tasks, number=number, count=count, seed=str(run.config.seed))
+    last = iteration.before[0].find(Collected) if iteration.before else None
+    carried_ids = last.carried if last is not None and settings.incomplete_groups == "carry" else ()
     by_id = {task.task_id: task for task in tasks}
     if lost := [task_id for task_id in carried_ids if task_id not in by_id]:
-        raise ValueError(
-            f"tasks {lost[:3]} were carried over from iteration {iteration - 1}, but tasks.train lost them"
-        )
+        raise ValueError(f"tasks {lost[:3]} were carried over from iteration {number - 1}, but tasks.train lost them")
     carried = [by_id[task_id] for task_id in carried_ids]
     return [*carried, *(task for task in fresh if task.task_id not in carried_ids)][:count]
-
-
-def _carried_from(run: Run, iteration: int) -> tuple[str, ...]:
-    collected = run.iteration(iteration).find(Collected)
-    return () if collected is None else collected.carried

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipelines.credit.rule import worst_outcome
-from pipelines.episodes.sampling import Progress
+from pipelines.episodes.collector import end_collectors
 from pipelines.evaluation.gate import Evidence, Verdict, decide_promotion
 from pipelines.evaluation.guards import check_guards
 from pipelines.evaluation.missing import worst_case
@@ -40,6 +40,7 @@ from pipelines.evaluation.teams import (
 )
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import serve
+from pipelines.stages.table import StageCall
 from pipelines.tasks.splits import task_slice
 from stores.journal.stage_results import Evaluated, Gain
 from stores.types import Purpose, Task, families
@@ -48,30 +49,35 @@ NewGroups = tuple[str, ...]
 """The model groups in which a contender differs from the champion: what identifies it in one evaluation."""
 
 
-def evaluate(run: Run, iteration: int, *, progress: Progress | None = None) -> Evaluated:
+def evaluate(call: StageCall) -> Evaluated:
     """Compares the iteration's versions with the champion on the gate's tasks, until the gate is sure or all are played.
 
     Where a model group kept its parent because training failed, the condition says so; where all did, or `evaluate.every`
     leaves the iteration out, nothing is played and the verdict is `skipped`.
     """
-    failed = run.iteration(iteration).failed_groups
+    failed = call.iteration.failed_groups
     if not failed:
-        return _compare(run, iteration, progress=progress)
+        return _compare(call)
     reasons = "; ".join(f"model group {group}: {reason}" for group, reason in failed.items())
-    if len(failed) == len(run.config.model_groups):
+    if len(failed) == len(call.run.config.model_groups):
         return Evaluated(verdict="skipped", condition=reasons, skipped=reasons, failed_groups=failed)
-    evaluated = _compare(run, iteration, progress=progress)
+    evaluated = _compare(call)
     return replace(evaluated, condition=f"{evaluated.condition}; {reasons}", failed_groups=failed)
 
 
-def _compare(run: Run, iteration: int, *, progress: Progress | None) -> Evaluated:
-    settings = run.config.evaluate
+def recover(run: Run, model_group: str) -> None:
+    """Ends the collectors: see `Stage.recover`."""
+    end_collectors()
+
+
+def _compare(call: StageCall) -> Evaluated:
+    run, iteration, settings = call.run, call.iteration.number, call.run.config.evaluate
     if iteration % settings.every and iteration != run.config.iterations:
         reason = f"evaluate.every = {settings.every}"
         return Evaluated(verdict="skipped", condition=reason, skipped=reason)
-    candidate, champion = run.trained(iteration), run.champion()
+    candidate, champion = call.iteration.models, run.champion()
     tasks = decision_tasks(run, iteration)
-    play = partial(play_team, run, iteration=iteration, purpose=Purpose.GATE, progress=progress)
+    play = partial(play_team, run, iteration=iteration, purpose=Purpose.GATE, progress=call.progress)
     if versions_of(candidate) == versions_of(champion):
         played = play(candidate, tasks)
         return Evaluated(

@@ -6,17 +6,22 @@ which team serves production traffic, where `promote.deploy` says so.
 
 from __future__ import annotations
 
+import inspect
+import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipelines.cluster.owner_links import owner_links, stage_owner
 from pipelines.run.champions import champion_version, history, hold_promotion, set_champion
+from pipelines.run.iteration import Iteration
 from pipelines.run.kept_weights import drop_unneeded
-from pipelines.run.provenance import git_commit, provenance_of
-from pipelines.run.run import Run
+from pipelines.run.run import Run, plain
+from pipelines.stages.table import StageCall
 from stores.journal.journal import Lease
-from stores.journal.stage_results import Decided, Evaluated
+from stores.journal.stage_results import Collected, Decided, Evaluated, Scored
 from stores.registry.registry import CANDIDATE
 from stores.registry.team import Team
 from stores.types import ModelVersionRef
@@ -25,26 +30,25 @@ VERDICTS = {"promoted": "promote", "sent_back": "reject", "undecided": "inconclu
 """What the end of a canary makes of the gate's `promote`."""
 
 
-def promote(run: Run, iteration: int, lease: Lease) -> Decided:
+def promote(call: StageCall) -> Decided:
     """Registers the iteration's team, acts on the gate's verdict, and removes weights that nothing needs from then on."""
-    decided = _decide(run, iteration, lease)
-    lease.check()  # another process that took this stage over may need other versions
-    drop_unneeded(run)
+    decided = _decide(call.run, call.iteration, call.lease)
+    call.lease.check()  # another process that took this stage over may need other versions
+    drop_unneeded(call.run)
     return decided
 
 
-def _decide(run: Run, iteration: int, lease: Lease) -> Decided:
-    evaluated = run.iteration(iteration, needed_by="promote").evaluated
+def _decide(run: Run, iteration: Iteration, lease: Lease) -> Decided:
+    evaluated, models = iteration.evaluated, iteration.models
     if evaluated.verdict == "skipped":
         version = None if evaluated.skipped is not None else champion_version(run)
         return Decided(verdict="skipped", condition=evaluated.condition, team_version=version)
-    models = run.trained(iteration)
     if evaluated.verdict == "promote":
         assert evaluated.champion is not None, "only a team that was compared with a champion may be promoted"
         compared = evaluated.champion.policy_versions
         models = {g: ref if g in evaluated.promotes else _of_champion(run, g, compared[g]) for g, ref in models.items()}
     own = replace(evaluated, candidate=evaluated.registered, promoted=None)  # with the figures of this very team
-    version = register_team(run, models, iteration=iteration, evaluation=own.to_json())
+    version = register_team(run, models, iteration=iteration.number, evaluation=own.to_json())
     if evaluated.verdict == "promote":
         return _promote_version(run, models, version, evaluated=evaluated, lease=lease)
     return Decided(verdict=evaluated.verdict, condition=evaluated.condition, team_version=version)
@@ -127,3 +131,51 @@ def register_team(
     version = run.registry.register(run.team_name, team, code=Path(__file__).with_name("team_model.py"))
     run.registry.set_alias(run.team_name, CANDIDATE, version)
     return version
+
+
+def provenance_of(run: Run, models: Mapping[str, ModelVersionRef], iteration: int) -> dict[str, Any]:
+    """How a team came to be, as its manifest records it; JSON values.
+
+    `data` holds by model group what its version was trained on, `links` the DAG run and the Ray jobs of the iteration.
+    """
+    return {
+        "made_by": stage_owner(),
+        "links": owner_links(run.journal.stages(run.run_id, iteration)),
+        "workflow_commit": commit_of(Path(inspect.getfile(type(run.workflow))).parent),
+        "data": {group: data for group, ref in models.items() if (data := _trained_on(run, ref)) is not None},
+    }
+
+
+def git_commit() -> str:
+    """Commit of the code that runs, from TROUPE_COMMIT (images set it) or git; empty where neither knows it."""
+    return os.environ.get("TROUPE_COMMIT", "") or _git(Path(__file__).parent, "rev-parse", "HEAD")
+
+
+def commit_of(folder: Path) -> str:
+    """Commit of the checkout that a folder is in, `-dirty` where files differ from it; empty where there is none."""
+    return _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return answer.stdout.strip()
+
+
+def _trained_on(run: Run, ref: ModelVersionRef) -> dict[str, Any] | None:
+    """The pinned data that a version was trained on, possibly another run's traces.
+
+    A version bears the number of its iteration. None for version 0, and where the iteration's stages are not known.
+    """
+    iteration = run.iteration(ref.version)
+    collected, scored = iteration.find(Collected), iteration.find(Scored)
+    if not ref.version or collected is None or scored is None:
+        return None
+    return {
+        "iteration": ref.version,
+        "traces": plain(collected.traces),
+        "rewards": plain(scored.rewards),
+        "credit_version": scored.credit_version,
+    }

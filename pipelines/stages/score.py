@@ -16,6 +16,7 @@ from pipelines.credit.cost import charge, mean_cost, next_multiplier
 from pipelines.credit.inferred import InferredReward, PastEpisode
 from pipelines.credit.rule import caller_score
 from pipelines.figures.registry import FIGURES, figures_of
+from pipelines.run.iteration import Iteration
 from pipelines.run.run import Run
 from pipelines.run.scoring import (
     assign_credit,
@@ -25,18 +26,18 @@ from pipelines.run.scoring import (
     per_agent,
     refuse_hopeless,
 )
+from pipelines.stages.table import StageCall
 from stores.journal.stage_results import Collected, Scored
 from stores.types import COUNTED, EpisodeRewards, Trace
 
 
-def score(run: Run, iteration: int) -> Scored:
+def score(call: StageCall) -> Scored:
     """Scores the episodes of `collect` that are outcomes of the policy.
 
     Raises NotDone where that is not done, ValueError where nothing could ever be trained.
     """
-    collected = run.iteration(iteration, needed_by="score").collected
-    if run.config.loop.max_lag and iteration > 1:  # the multiplier, and the episodes that credit is inferred from
-        _ = run.iteration(iteration - 1, needed_by="score").scored
+    run, iteration = call.run, call.iteration
+    collected = iteration.collected
     ref = collected.traces
     every = list(run.traces.read_traces(ref))
     authors = author_faults(every)
@@ -45,14 +46,14 @@ def score(run: Run, iteration: int) -> Scored:
     sampled = [trace for trace in traces if not trace.variant]
     inferred = None
     if isinstance(run.credit, InferredReward):
-        inferred = run.credit.infer(rewards, traces, _past(run, iteration, run.credit.past_iterations))
+        inferred = run.credit.infer(rewards, traces, _past(run, iteration.before[: run.credit.past_iterations]))
         rewards = inferred.rewards
     limit, cost = run.config.cost, None
     if limit is not None:
-        cost = _cost(run, iteration, limit, sampled)
+        cost = _cost(iteration, limit, sampled)
         rewards = charge(rewards, traces, limit, multiplier=cost["multiplier"], mean=cost["mean"])
-    refuse_hopeless(run, iteration, collected, traces, rewards)
-    version = run.scored_version(iteration)
+    refuse_hopeless(run, iteration.number, collected, traces, rewards)
+    version = run.scored_version(iteration.number)
     run.traces.write_rewards([replace(reward, credit_version=version) for reward in rewards])
     pinned = run.traces.pin_rewards(
         run_id=ref.run_id,  # of the traces: another run's, where they are taken over from it
@@ -93,11 +94,10 @@ def _own_figures(run: Run, traces: Sequence[Trace], rewards: Sequence[EpisodeRew
     return {name: mean(numbers) for name, numbers in values.items() if numbers}
 
 
-def _past(run: Run, iteration: int, count: int) -> list[PastEpisode]:
-    """Returns the scored episodes of the last `count` iterations before this one."""
+def _past(run: Run, before: Sequence[Iteration]) -> list[PastEpisode]:
+    """Returns the scored episodes of these iterations, the oldest first."""
     episodes = []
-    for number in range(max(1, iteration - count), iteration):
-        earlier = run.iteration(number)
+    for earlier in reversed(before):
         collected, scored = earlier.find(Collected), earlier.find(Scored)
         if collected is None or scored is None:
             continue
@@ -107,13 +107,9 @@ def _past(run: Run, iteration: int, count: int) -> list[PastEpisode]:
     return episodes
 
 
-def _cost(run: Run, iteration: int, config: CostConfig, traces: Sequence[Trace]) -> dict[str, float]:
+def _cost(iteration: Iteration, config: CostConfig, traces: Sequence[Trace]) -> dict[str, float]:
     """Returns `Scored.cost`; the multiplier is what the last iteration that was scored left."""
-    multiplier = config.initial
-    for earlier in range(iteration - 1, 0, -1):
-        scored = run.iteration(earlier).find(Scored)
-        if scored is not None:
-            multiplier = scored.cost["next_multiplier"] if scored.cost else config.initial
-            break
+    last = next((scored for earlier in iteration.before if (scored := earlier.find(Scored)) is not None), None)
+    multiplier = config.initial if last is None or not last.cost else last.cost["next_multiplier"]
     mean = mean_cost(traces, config)
     return {"mean": mean, "multiplier": multiplier, "next_multiplier": next_multiplier(multiplier, mean, config)}

@@ -1,13 +1,26 @@
-"""table: the six stages of an iteration, and what each of them needs. Light: a stage's own module is imported to do its work.
+"""table: the six stages of an iteration, what each of them reads, and in which order they use the engines.
 
-STAGES["train"].timeout_s(config, "solver"), .recover(run, "solver"), .work(StageCall(...)), .hand_on(ref)
+    W(k)                        what iteration k leaves; W(0) is version 0
+    P(k) = W(k-1)               what it trains from; after a rejection with `on_reject: champion` the champion
+    S(k) = P(max(1, k - lag))   what samples it
+
+    lag 0   collect 1 | sync 1, evaluate 1, promote 1 | collect 2 | sync 2, evaluate 2, promote 2 | collect 3 ...
+    lag 1   collect 1, collect 2 | sync 1, evaluate 1, promote 1 | collect 3 | sync 2, evaluate 2, promote 2 | collect 4 ...
+               train 1 begins ──┘  train 2 begins ────────────────┘
+
+What a run makes follows from S and P alone, which are numbers. The order only spares swaps of weights: between two collects the engines
+take the new version and meet the champion, and keep what evaluate leaves, unless a rejection goes back to the champion.
+
+Light: the module of a stage, which bears its name, is imported to do its work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 from stores.journal.stage_results import (
     Collected,
@@ -23,8 +36,20 @@ from stores.journal.stage_results import (
 if TYPE_CHECKING:
     from pipelines.config.run_config import RunConfig
     from pipelines.episodes.sampling import Progress
+    from pipelines.run.iteration import Iteration
     from pipelines.run.run import Run
     from stores.journal.journal import Lease
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Step:
+    """A stage of an iteration, for all its model groups."""
+
+    iteration: int
+    stage: str
+
+    def __str__(self) -> str:
+        return f"{self.stage} of iteration {self.iteration}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +57,13 @@ class StageCall:
     """What a stage's work is given."""
 
     run: Run
-    iteration: int
-    model_group: str
+    """Config, stores and the user's code; what is done is read from `iteration`."""
+    iteration: Iteration
+    """As it was when the stage began."""
+    model_group: str = ""
     """Empty unless the stage is done per model group."""
     lease: Lease
-    progress: Progress
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +71,15 @@ class Stage:
     """One stage of the loop."""
 
     name: str
-    work: Callable[[StageCall], StageResult]
     result: type[StageResult]
+    reads: tuple[str, ...] = ()
+    """Stages of its own iteration whose results it reads."""
+    reads_before: tuple[str, ...] = ()
+    """Stages of the iteration before."""
+    num_before: Callable[[Run], int] = lambda run: 1
+    """How many iterations before it reads; it goes on as far as the last one in which `reads_before` are done."""
+    versions: Literal["", "samplers", "parents", "trained"] = ""
+    """The model versions that it starts from: see the head of this file."""
     handed_on: tuple[str, ...]
     """Keys of the result that whoever follows the stage's job gets; the journal keeps all of it."""
     changes_engines: bool = False
@@ -57,11 +91,23 @@ class Stage:
     """Deadline of the stage's own work by run config and model group, from when it begins."""
     extra_s: Callable[[RunConfig], float] = lambda config: 0.0
     """How much longer it may take because it waits for production traffic."""
-    recover: Callable[[Run, str], None] = lambda run, model_group: None
-    """Ends what hangs and would outlive the stage, so that a repetition starts with a new one.
 
-    A hung replica needs nothing: Serve's health checks replace it.
-    """
+    def work(self, call: StageCall) -> StageResult:
+        """Does the stage: the function of its name in the module of its name."""
+        result: StageResult = getattr(self._module, self.name)(call)
+        return result
+
+    def recover(self, run: Run, model_group: str) -> None:
+        """Ends what hangs and would outlive the stage, so that a repetition starts with a new one; by `recover` of its module.
+
+        A hung replica needs nothing: Serve's health checks replace it.
+        """
+        if (recover := getattr(self._module, "recover", None)) is not None:
+            recover(run, model_group)
+
+    @property
+    def _module(self) -> ModuleType:
+        return import_module(f"pipelines.stages.{self.name}")
 
     def timeout_s(self, config: RunConfig, model_group: str = "") -> float:
         """Deadline of the stage, from when it begins to work."""
@@ -74,13 +120,18 @@ class Stage:
         """
         return timeout_s * (1 + config.loop.max_lag) + self.extra_s(config)
 
+    def groups(self, config: RunConfig) -> tuple[str, ...]:
+        """The model groups that have a call of their own; one empty name where it is done for all at once."""
+        return tuple(config.train_tasks) if self.is_per_model_group else ("",)
+
     def check_model_group(self, config: RunConfig, model_group: str) -> None:
         """ValueError where a model group is missing, unknown, or given to a stage that is done for all at once."""
-        if self.is_per_model_group and model_group not in config.train_tasks:
-            known = ", ".join(config.train_tasks)
-            raise ValueError(f"stage {self.name} needs --model-group, one of {known} (got {model_group!r})")
+        if model_group in self.groups(config):
+            return
         if model_group and not self.is_per_model_group:
             raise ValueError(f"stage {self.name} is done for all model groups at once: drop --model-group")
+        known = ", ".join(config.train_tasks)
+        raise ValueError(f"stage {self.name} needs --model-group, one of {known} (got {model_group!r})")
 
     def parse(self, ref: Mapping[str, Any]) -> StageResult:
         """The record of what the journal holds of this stage."""
@@ -98,56 +149,26 @@ def stage_named(name: str) -> Stage:
     return STAGES[name]
 
 
-def _collect(call: StageCall) -> StageResult:
-    from pipelines.stages.collect import collect
-
-    return collect(call.run, call.iteration, progress=call.progress)
-
-
-def _score(call: StageCall) -> StageResult:
-    from pipelines.stages.score import score
-
-    return score(call.run, call.iteration)
-
-
-def _train(call: StageCall) -> StageResult:
-    from pipelines.stages.train import train, train_team
-
-    attempt = str(call.lease.token)
-    if call.run.config.team_config is not None:
-        return train_team(call.run, call.iteration, attempt=attempt)
-    return train(call.run, call.iteration, call.model_group, attempt=attempt)
+def needs(config: RunConfig, step: Step) -> list[Step]:
+    """Returns the steps whose results a step reads. They are of earlier iterations, or earlier in its own."""
+    stage, k = STAGES[step.stage], step.iteration
+    needed = [Step(k, name) for name in stage.reads] + [Step(k - 1, name) for name in stage.reads_before]
+    if stage.versions in ("samplers", "parents"):
+        first = config.loop.sampler_of(k) if stage.versions == "samplers" else k
+        ends = (Trained.STAGE, Decided.STAGE) if config.promote.on_reject == "champion" else (Trained.STAGE,)
+        needed += [Step(first - 1, name) for name in ends]
+    return [need for need in needed if need.iteration > 0]
 
 
-def _sync(call: StageCall) -> StageResult:
-    from pipelines.stages.sync import sync
-
-    return sync(call.run, call.iteration, call.lease)
-
-
-def _evaluate(call: StageCall) -> StageResult:
-    from pipelines.stages.evaluate import evaluate
-
-    return evaluate(call.run, call.iteration, progress=call.progress)
-
-
-def _promote(call: StageCall) -> StageResult:
-    from pipelines.stages.promote import promote
-
-    return promote(call.run, call.iteration, call.lease)
-
-
-def _end_collectors(run: Run, model_group: str) -> None:
-    from pipelines.episodes.collector import end_collectors
-
-    end_collectors()
-
-
-def _end_trainers(run: Run, model_group: str) -> None:
-    from pipelines.stages.train import trainer_of
-
-    for group in [model_group] if model_group in run.config.model_groups else run.config.model_groups:
-        trainer_of(run, group).stop()
+def engine_order(iterations: int, max_lag: int) -> Iterator[Step]:
+    """Yields the stages that use the engines, in their order, from the first to the last iteration."""
+    for iteration in range(1, min(1 + max_lag, iterations) + 1):
+        yield Step(iteration, Collected.STAGE)
+    for iteration in range(1, iterations + 1):
+        for stage in (Synced.STAGE, Evaluated.STAGE, Decided.STAGE):
+            yield Step(iteration, stage)
+        if iteration + max_lag + 1 <= iterations:
+            yield Step(iteration + max_lag + 1, Collected.STAGE)
 
 
 def _train_timeout_s(config: RunConfig, model_group: str) -> float:
@@ -155,64 +176,65 @@ def _train_timeout_s(config: RunConfig, model_group: str) -> float:
     return sum(config.train_config(group).stage_timeout_s for group in groups)
 
 
-def _canary_s(config: RunConfig) -> float:
-    return config.canary_timeout_s if config.promote.deploy == "canary" else 0.0
-
-
 STAGES: Mapping[str, Stage] = {
     stage.name: stage
     for stage in (
         Stage(
             name="collect",
-            work=_collect,
             result=Collected,
+            reads_before=("collect",),  # which tasks it carried over, which served episodes it took
+            versions="samplers",
             handed_on=("traces", "num_tokens"),
             changes_engines=True,
             own_timeout_s=lambda config, _: config.collect.stage_timeout_s,
-            recover=_end_collectors,
         ),
         Stage(
             name="score",
-            work=_score,
             result=Scored,
+            reads=("collect",),
+            reads_before=("score",),  # the multiplier of `cost` and inferred credit go on from it
+            num_before=lambda run: getattr(run.credit, "past_iterations", 1),
             handed_on=("rewards", "outcome"),
             needs_cluster=lambda config: False,
             own_timeout_s=lambda config, _: config.score.stage_timeout_s,
         ),
         Stage(
             name="train",
-            work=_train,
             result=Trained,
+            reads=("collect", "score"),
+            versions="parents",
             handed_on=("model", "reason"),
             is_per_model_group=True,
             own_timeout_s=_train_timeout_s,
-            recover=_end_trainers,
         ),
         Stage(
             name="sync",
-            work=_sync,
             result=Synced,
+            reads=("train",),
+            versions="trained",
             handed_on=("policy_versions", "seconds"),
             changes_engines=True,
             own_timeout_s=lambda config, _: config.sync.stage_timeout_s,
         ),
         Stage(
             name="evaluate",
-            work=_evaluate,
             result=Evaluated,
+            reads=("train", "sync"),
+            reads_before=("promote",),  # it says who the champion is
+            versions="trained",
             handed_on=("verdict", "condition", "accuracy", "num_tasks"),
             changes_engines=True,
             own_timeout_s=lambda config, _: config.evaluate.stage_timeout_s,
-            recover=_end_collectors,
         ),
         Stage(
             name="promote",
-            work=_promote,
             result=Decided,
+            reads=("train", "evaluate"),
+            versions="trained",
             handed_on=("verdict", "condition", "team_version"),
             needs_cluster=lambda config: config.promote.deploy != "never",
             own_timeout_s=lambda config, _: config.promote.stage_timeout_s,
-            extra_s=_canary_s,
+            extra_s=lambda config: config.canary_timeout_s if config.promote.deploy == "canary" else 0.0,
         ),
     )
 }

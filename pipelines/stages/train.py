@@ -10,18 +10,21 @@ Where the whole team learns (mappo, happo, mixers) it is one call for all of the
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pipelines.cluster.faults import FaultKind, diagnose
-from pipelines.episodes.from_run import source_of, train_config
+from pipelines.episodes.from_run import train_config
 from pipelines.run.cpu_threads import trainer_threads
+from pipelines.run.iteration import Iteration
 from pipelines.run.run import Run, plain
-from pipelines.run.shared_pool import gpus_for_training
+from pipelines.stages.table import StageCall
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Trained, TrainedLearner, TrainedTeam
 from stores.logs import carry
-from stores.types import ModelVersionRef, RewardsRef, TracesRef
+from stores.types import ModelVersionRef
 from train_loops.config import TEAM, TrainConfig
 from train_loops.signal.happo import update_order
 from train_loops.worker.trainer_handle import TrainerHandle, TrainJobError, attach
@@ -29,19 +32,19 @@ from train_loops.worker.trainer_handle import TrainerHandle, TrainJobError, atta
 logger = logging.getLogger(__name__)
 
 
-def train(run: Run, iteration: int, model_group: str, *, attempt: str = "0") -> Trained:
-    """Trains one model group on the iteration's scored turns.
+def train(call: StageCall) -> Trained | TrainedTeam:
+    """Trains one model group, or the whole team, on the iteration's scored turns.
 
-    Without a trainable row the result's model is the parent's and its reason says why. So it is where training failed for
-    good and `promote.on_failed_group` lets the others go on; else TrainJobError ends the stage.
-
-    Args: attempt: names this attempt of the stage to the trainer.
+    Without a trainable row a result's model is the parent's and its reason says why. So it is where training of a model group failed
+    for good and `promote.on_failed_group` lets the others go on; else TrainJobError ends the stage.
     """
-    data = _pinned_data(run, iteration)
-    parent = run.parents(iteration)[model_group]
+    run, iteration = call.run, call.iteration
+    if run.config.team_config is not None:
+        return _train_team(run, iteration, run.config.team_config, attempt=str(call.lease.token))
+    parent = iteration.models[call.model_group]
     try:
-        with gpus_for_training(run, model_group):
-            return _train_group(run, iteration, model_group, attempt=attempt, parent=parent, **data)
+        with gpus_for_training(run, call.model_group):
+            return _train_group(run, iteration, call.model_group, attempt=str(call.lease.token))
     except TrainJobError as error:
         if run.config.promote.on_failed_group == "fail" or diagnose(error).kind is FaultKind.LOST:
             raise
@@ -56,73 +59,48 @@ def train(run: Run, iteration: int, model_group: str, *, attempt: str = "0") -> 
         )
 
 
-def train_team(run: Run, iteration: int, *, attempt: str = "0") -> TrainedTeam:
+def recover(run: Run, model_group: str) -> None:
+    """Ends the trainers: see `Stage.recover`."""
+    for group in [model_group] if model_group in run.config.model_groups else run.config.model_groups:
+        trainer_of(run, group).stop()
+
+
+def _train_team(run: Run, iteration: Iteration, settings: TrainConfig, *, attempt: str) -> TrainedTeam:
     """Trains the team's learner and then every model group on the iteration's scored turns.
 
     The order of updates is in the journal before the first one. A repetition continues: what is committed is not trained
     again.
     """
-    data = _pinned_data(run, iteration)
-    parents = run.parents(iteration)
-    settings = run.config.team_config
-    assert settings is not None, "stages/table.py: only a run whose team learns comes here"
-    order = list(run.config.model_groups)
+    order, number = list(run.config.model_groups), iteration.number
     if settings.estimator.updates_in_turn:
-        order = update_order(order, seed=run.config.seed, iteration=iteration, order=settings.team.order)
-    run.journal.put_value(run.run_id, RunValue.UPDATE_ORDER.of(iteration), {"model_groups": order})
+        order = update_order(order, seed=run.config.seed, iteration=number, order=settings.team.order)
+    run.journal.put_value(run.run_id, RunValue.UPDATE_ORDER.of(number), {"model_groups": order})
     with gpus_for_training(run):
-        learner = _train_learner(run, iteration, via=next(iter(parents)), attempt=attempt, **data)
+        learner = _train_learner(run, iteration, via=next(iter(iteration.models)), attempt=attempt)
         trained: dict[str, Trained] = {}
         updated: list[ModelVersionRef] = []
         for group in order:
-            trained[group] = _train_group(
-                run,
-                iteration,
-                group,
-                attempt=attempt,
-                parent=parents[group],
-                team=learner.model,
-                # HAPPO weighs each update by the ratios of the updates before it (arXiv 2109.11251).
-                updated=updated if settings.estimator.updates_in_turn else (),
-                **data,
-            )
-            if trained[group].model.version == iteration:
+            # HAPPO weighs each update by the ratios of the updates before it (arXiv 2109.11251).
+            weighed = updated if settings.estimator.updates_in_turn else ()
+            trained[group] = _train_group(run, iteration, group, attempt=attempt, team=learner.model, updated=weighed)
+            if trained[group].model.version == number:
                 updated = [*updated, trained[group].model]
     return TrainedTeam(order=tuple(order), team=learner, model_groups=trained)
 
 
-def _pinned_data(run: Run, iteration: int) -> dict[str, Any]:
-    done = run.iteration(iteration, needed_by="train")
-    return {"traces": done.collected.traces, "rewards": done.scored.rewards}
-
-
-def _sampled_by(run: Run, iteration: int, model_group: str) -> int | None:
-    """Returns the version that sampled the iteration's episodes; None where another run's policies did, whose weights are not here."""
-    if source_of(run, iteration) is not None:
-        return None
-    return run.iteration(iteration).collected.policy_versions.get(model_group)
-
-
-def _train_group(
-    run: Run, iteration: int, model_group: str, *, attempt: str, parent: ModelVersionRef, **job: Any
-) -> Trained:
-    result = _run_job(
-        run, model_group, make_train_job(run, iteration, model_group, parent=parent, **job), attempt=attempt
-    )
+def _train_group(run: Run, iteration: Iteration, model_group: str, *, attempt: str, **job: Any) -> Trained:
+    parent = iteration.models[model_group]
+    made = make_train_job(run, iteration, model_group, parent=parent, **job)
+    result = _run_job(run, model_group, made, attempt=attempt)
     return Trained.from_json({**result, "model": result["model"] or plain(parent)})
 
 
-def _train_learner(run: Run, iteration: int, *, via: str, attempt: str, **data: Any) -> TrainedLearner:
-    """Trains the team's learner in the trainer of model group `via`."""
-    settings = train_config(run, iteration, via)
-    job = make_train_job(run, iteration, TEAM, parent=_last_learner(run, iteration), train=settings, **data)
+def _train_learner(run: Run, iteration: Iteration, *, via: str, attempt: str) -> TrainedLearner:
+    """Trains the team's learner in the trainer of model group `via`, from its version before this iteration if there is one."""
+    before = [version for version in run.weights.versions(TEAM) if version < iteration.number]
+    parent = run.weights.ref(TEAM, before[-1]) if before else None
+    job = make_train_job(run, iteration, TEAM, parent=parent, train=train_config(run, iteration.source, via))
     return TrainedLearner.from_json(_run_job(run, via, {**job, "is_team": True}, attempt=attempt))
-
-
-def _last_learner(run: Run, iteration: int) -> ModelVersionRef | None:
-    """The version of the team's learner before this iteration; None in the first one."""
-    before = [version for version in run.weights.versions(TEAM) if version < iteration]
-    return run.weights.ref(TEAM, before[-1]) if before else None
 
 
 def _run_job(run: Run, via: str, job: Mapping[str, Any], *, attempt: str) -> dict[str, Any]:
@@ -139,35 +117,36 @@ def _run_job(run: Run, via: str, job: Mapping[str, Any], *, attempt: str) -> dic
 
 def make_train_job(
     run: Run,
-    iteration: int,
+    iteration: Iteration,
     model_group: str,
     *,
     parent: ModelVersionRef | None,
-    traces: TracesRef,
-    rewards: RewardsRef,
     train: TrainConfig | None = None,
     team: ModelVersionRef | None = None,
     updated: Sequence[ModelVersionRef] = (),
 ) -> dict[str, Any]:
-    """What a trainer needs to make version `iteration` of a model group from `parent`; plain data.
+    """What a trainer needs to make the iteration's version of a model group from `parent`; plain data.
 
     Args:
         train: the settings; None: the model group's.
         team, updated: see `train_loops.train_job.TrainJob`.
     """
+    number, collected = iteration.number, iteration.collected
+    # None where another run's policies sampled the episodes, whose weights are not here.
+    sampled_by = collected.policy_versions.get(model_group) if iteration.source is None else None
     return {
-        "job_id": f"{run.run_id}/{iteration}/{model_group}",
+        "job_id": f"{run.run_id}/{number}/{model_group}",
         "run_id": run.run_id,
-        "iteration": iteration,
+        "iteration": number,
         "model_group": model_group,
-        "seed": run.config.seed + iteration,
+        "seed": run.config.seed + number,
         "parent": None if parent is None else plain(parent),
-        "sampled_by": _sampled_by(run, iteration, model_group),
-        "version": iteration,
-        "traces": plain(traces),
-        "rewards": plain(rewards),
+        "sampled_by": sampled_by,
+        "version": number,
+        "traces": plain(collected.traces),
+        "rewards": plain(iteration.scored.rewards),
         "credit_kind": run.credit.kind,
-        "train": (train or train_config(run, iteration, model_group)).model_dump(mode="json"),
+        "train": (train or train_config(run, iteration.source, model_group)).model_dump(mode="json"),
         "traces_uri": run.traces_uri,
         "weights_uri": run.weights_uri,
         "team": None if team is None else plain(team),
@@ -185,3 +164,38 @@ def trainer_of(run: Run, model_group: str) -> TrainerHandle:
         train=run.config.train_config(model_group),
         threads=trainer_threads(run, model_group),
     )
+
+
+@contextmanager
+def gpus_for_training(run: Run, model_group: str = "") -> Iterator[None]:
+    """Keeps the run's engines asleep inside, where they share GPUs with the trainers (`pool: shared`); else it does nothing.
+
+        engines sleep ──> the trainer loads its state, trains, commits, leaves the GPU ──> engines wake ──> sync
+
+    Whoever begins train may be killed at any moment. The trainer ends its job without it and leaves the GPU by itself; the
+    engines then wake at the next stage that asks them for something (`serving.serve`), or at the deadline of stage train.
+
+    All of them sleep, because Ray may have placed the trainer beside any of them. After a failure they are told to wake, but
+    nothing waits for it: a trainer that is still at work, as after Ctrl-C, keeps its GPU until its job ends.
+
+    Args: model_group: the one that is trained; empty: all of them.
+
+    Raises TimeoutError where an engine does not fall asleep, or does not wake because its GPU has no room.
+    """
+    if run.config.pool == "separate":
+        yield
+        return
+    from pipelines.run.serving import app_names  # imports ray.serve, which stage train needs for nothing else
+    from serve_apps.policy.sleeping_apps import put_to_sleep, wake_apps
+
+    groups = [model_group] if model_group else list(run.config.model_groups)
+    train_s = sum(run.config.train_config(group).stage_timeout_s for group in groups)
+    wait_s = max(run.config.serve_config(group).start_timeout_s for group in run.config.model_groups)
+    apps = list(app_names(run).values())
+    try:
+        put_to_sleep(apps, until=time.time() + train_s, timeout_s=wait_s)
+        yield
+    except BaseException:
+        wake_apps(apps, timeout_s=0)
+        raise
+    wake_apps(apps, timeout_s=wait_s)

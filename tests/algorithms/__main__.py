@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from pipelines.report.progress import Screen
-from pipelines.run.provenance import git_commit
+from pipelines.stages.promote import git_commit
 from tests.algorithms.plot import draw
 from tests.algorithms.rows import COMPARISONS, ROOT, SEEDS, Comparison
 from tests.algorithms.spending import draw_costs, spending_table

@@ -18,8 +18,8 @@ from pipelines.report.progress import Screen
 from pipelines.run.run import Run
 from pipelines.run.serving import serve
 from pipelines.runners.begin import make_version_zero, measure_team
-from pipelines.runners.local_runner import train_all
-from pipelines.stages.running import run_stage
+from pipelines.stages.steps import do_step
+from pipelines.stages.table import Step
 from stores.journal.stage_results import Scored
 from stores.types import Purpose, Trace
 from tests.algorithms.rows import Comparison
@@ -144,8 +144,5 @@ def _iterate(run: Run, iteration: int, screen: Screen) -> float:
         ("sync", iteration),
     ]:
         with screen.stage(stage, of) as progress:
-            if stage == "train":
-                train_all(run, of)
-            else:
-                run_stage(run, stage, of, progress=progress)
+            do_step(run, Step(of, stage), progress=progress)
     return time.perf_counter() - began

@@ -21,7 +21,7 @@ from pipelines.cluster.connect import connect, disconnect
 from pipelines.run.run import Run
 from pipelines.run.serving import start
 from pipelines.runners.begin import make_version_zero
-from pipelines.stages.running import run_stage
+from pipelines.stages.steps import run_stage
 from pipelines.stages.train import trainer_of
 from tests.bench.figures import Figure, ratio
 from tests.bench.peer import Peer

@@ -8,8 +8,8 @@ from typing import Any
 
 from pipelines.config.run_config import load_config
 from pipelines.report.progress import Screen
-from pipelines.run.provenance import git_commit
 from pipelines.runners.local_runner import train_team
+from pipelines.stages.promote import git_commit
 from tests.bench.figures import Figure
 from tests.bench.setting import DEMO, ROOT, SHORT_WARMSTART
 

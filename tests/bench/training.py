@@ -22,7 +22,7 @@ from pipelines.examples.arithmetic.demonstrator import demonstrate as play
 from pipelines.run.cpu_threads import trainer_threads
 from pipelines.run.run import Run
 from pipelines.runners.begin import make_version_zero
-from pipelines.stages.running import run_stage
+from pipelines.stages.steps import run_stage
 from pipelines.stages.train import trainer_of
 from serve_apps.episode.demonstrate import demonstrate
 from stores.journal.stage_results import Collected

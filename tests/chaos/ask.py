@@ -16,8 +16,9 @@ from pipelines.cluster.connect import connect, disconnect
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names, serve
+from pipelines.stages.steps import begin
+from pipelines.stages.table import STAGES
 from pipelines.stages.train import make_train_job
-from stores.journal.stage_results import Collected, Scored
 from stores.types import ModelVersionRef
 from tests.chaos.scene import CONFIG, ON_ONE_NODE
 
@@ -46,10 +47,9 @@ def replay(run: Run) -> dict[int, float]:
     parent, differences = run.trained(0)["team"], {}
     for iteration in range(1, run.config.iterations + 1):
         done = run.iteration(iteration)
-        collected, scored = done.find(Collected), done.find(Scored)
-        if collected is None or scored is None or "team" not in done.find_trained():
+        if "team" not in done.find_trained():
             break
-        job = make_train_job(run, iteration, "team", parent=parent, traces=collected.traces, rewards=scored.rewards)
+        job = make_train_job(run, begin(run, STAGES["train"], iteration), "team", parent=parent)
         result = trainer.run_job({**job, "weights_uri": str(folder / "weights")}, timeout_s=120)
         parent = ModelVersionRef(**result["model"]) if result["model"] else parent
         differences[iteration] = distance(run, run.trained(iteration)["team"], parent)

@@ -16,7 +16,7 @@ from servers import free_port
 from pipelines.release.production import deploy_team
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names
-from pipelines.runners.untrained import plain_config, untrained_team
+from pipelines.runners.begin import plain_config, untrained_team
 from serve_apps.gateway.routes import gateway_apps
 from tests.clients.known_model import CONTEXT, write_model
 from tests.clients.table import CELLS, ENVIRONMENT_OF

@@ -161,7 +161,7 @@ def test_every_iteration_is_watched(undisturbed: Run) -> None:
 def test_every_line_of_a_stage_says_which_stage_it_is_of(undisturbed: Run) -> None:
     text = (Path(undisturbed.config.storage.root) / "log.txt").read_text()
     lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"at"')]
-    ours = [line for line in lines if line["logger"] == "pipelines.stages.running"]
+    ours = [line for line in lines if line["logger"] == "pipelines.stages.steps"]
     assert {(line["run"], line["iteration"], line["stage"]) for line in ours} == {
         ("small", k, stage) for k in ITERATIONS for stage in STAGES
     }

@@ -27,7 +27,7 @@ from pipelines.run.champions import champion_version
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names
 from pipelines.runners.watch_champion import watch
-from pipelines.stages.running import run_stage
+from pipelines.stages.steps import run_stage
 from serve_apps.config import CaptureConfig, GatewayConfig
 from serve_apps.gateway.routes import gateway_apps, gateway_statuses
 from tests.bad_teams import DEGRADED, asked_all_the_time, degraded

@@ -15,8 +15,8 @@ from pipelines.cluster.connect import connect
 from pipelines.run.run import Run
 from pipelines.run.serving import start
 from pipelines.runners.begin import make_version_zero, register_first_team
-from pipelines.runners.local_runner import train_all
-from pipelines.stages.running import run_stage
+from pipelines.stages.steps import do_step, run_stage
+from pipelines.stages.table import Step
 from stores.journal.stage_results import Collected, Synced, Trained
 from tests.bench.setting import build_100m, open_run
 from tests.gpu_check.memory import watched
@@ -56,7 +56,7 @@ def _timed(stage: str, work: Callable[[], Any], say: Callable[[Any], str]) -> Ro
 
 
 def _train(run: Run, iteration: int) -> dict[str, Trained]:
-    train_all(run, iteration)
+    do_step(run, Step(iteration, "train"))
     trained = run.iteration(iteration).trained
     for group, result in trained.items():
         if result.model.version != iteration:

@@ -19,7 +19,7 @@ CODE = """
 import logging, sys
 from stores import logs
 logs.configure()
-logger = logging.getLogger("pipelines.stages.running")
+logger = logging.getLogger("pipelines.stages.steps")
 with logs.bound(run="r", iteration=3, stage="train", model_group=""):
     logger.info("begins, attempt %d", 1)
     sent = logs.carry()
@@ -43,7 +43,7 @@ def test_json_lines_carry_their_fields_into_other_processes() -> None:
     lines = [json.loads(line) for line in run("json").stderr.splitlines()]
     shown = [{k: v for k, v in line.items() if k not in ("at", "error")} for line in lines]
     stage = {"run": "r", "iteration": 3, "stage": "train"}
-    ours = {"level": "INFO", "logger": "pipelines.stages.running"}
+    ours = {"level": "INFO", "logger": "pipelines.stages.steps"}
     assert shown == [
         {**ours, **stage, "message": "begins, attempt 1"},
         {**ours, "message": "outside"},
@@ -54,7 +54,7 @@ def test_json_lines_carry_their_fields_into_other_processes() -> None:
 
 def test_text_is_for_people_and_silence_for_terminals() -> None:
     first = run("text").stderr.splitlines()[0]
-    assert first.endswith("INFO pipelines.stages.running [run=r iteration=3 stage=train] begins, attempt 1")
+    assert first.endswith("INFO pipelines.stages.steps [run=r iteration=3 stage=train] begins, attempt 1")
     quiet = run("").stderr
     assert "begins" not in quiet
     assert "[run=r iteration=3 stage=train episode=e1] ended" in quiet

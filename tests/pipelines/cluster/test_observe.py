@@ -14,7 +14,7 @@ from pipelines.cluster import observe
 from pipelines.cluster.observe import episode_points, log_failed, stage_points
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
-from pipelines.stages.running import run_stage
+from pipelines.stages.steps import run_stage
 from stores.journal.journal import Journal, StageKey, StageRow
 from stores.journal.stage_results import StageResult, TrainedTeam
 from stores.metrics import METRICS, send

@@ -15,11 +15,12 @@ from stage_records import decided, finish
 
 from pipelines.config.run_config import load_config
 from pipelines.credit.rule import Credit, turn_reward
-from pipelines.episodes.from_run import adopt_traces, off_policy, parse_source, pin_source, source_of, train_config
+from pipelines.episodes.from_run import adopt_traces, off_policy, parse_source, pin_source, train_config
 from pipelines.report.progress import Screen
 from pipelines.run.run import Run
 from pipelines.runners.local_runner import train_on_traces
-from pipelines.stages.running import run_stage
+from pipelines.stages.steps import begin, run_stage
+from pipelines.stages.table import STAGES
 from pipelines.stages.warmstart import warmstart
 from stores.journal.stage_results import Collected, TracesSource
 from stores.types import Purpose, Task, Trace
@@ -110,8 +111,8 @@ def test_the_traces_are_copied_pinned_and_paid_by_the_new_rule(other: Stored) ->
 def test_the_same_command_finds_the_iteration_that_it_began_and_another_is_refused(other: Stored) -> None:
     run = other.learner()
     source = parse_source(run, "other@1", str(other.root))
-    assert (source_of(run, 1), pin_source(run, source), pin_source(run, source)) == (None, 1, 1)
-    assert source_of(run, 1) == source
+    assert (run.source(1), pin_source(run, source), pin_source(run, source)) == (None, 1, 1)
+    assert run.source(1) == source
     with pytest.raises(
         ValueError, match=r"iteration 1 of run 'again' trains on the traces of other@1, finish it first"
     ):
@@ -119,7 +120,7 @@ def test_the_same_command_finds_the_iteration_that_it_began_and_another_is_refus
     first = run_stage(run, "collect", 1)
     assert isinstance(first, Collected)
     assert run_stage(run, "collect", 1) == first
-    killed_before_it_was_recorded = adopt_traces(run, 1, source)
+    killed_before_it_was_recorded = adopt_traces(run, begin(run, STAGES["collect"], 1), source)
     assert (first.num_new, killed_before_it_was_recorded.num_new) == (16, 0)
     assert killed_before_it_was_recorded.traces.tag == first.traces.tag
     for done in (1, 2):
@@ -145,13 +146,13 @@ def test_tasks_that_the_run_holds_out_are_left_out_with_their_groups(tmp_path: P
     gate.write_text(json.dumps({"question": "prompt t1", "answer": "1"}))
     run = other.learner(**{"tasks.gate": {"path": str(gate)}})
     source = parse_source(run, "other@1", "")
-    collected = adopt_traces(run, 1, source)
+    collected = adopt_traces(run, begin(run, STAGES["collect"], 1), source)
     kept = {trace.task.task_id for trace in run.traces.read_traces(collected.traces)}
     assert (kept, collected.traces.num_episodes) == ({"t0", "t2", "t3"}, 12)
 
     gate.write_text("\n".join(json.dumps({"question": f"prompt t{i}", "answer": "1"}) for i in range(4)))
     with pytest.raises(ValueError, match=r"no trace is left: 16 of 16 are of tasks in tasks\.gate, tasks\.test"):
-        adopt_traces(run, 1, source)
+        adopt_traces(run, begin(run, STAGES["collect"], 1), source)
 
 
 def test_a_shared_trace_store_keeps_one_copy_and_pins_only_what_is_trained_on(tmp_path: Path, tiny_model: Path) -> None:
@@ -175,7 +176,7 @@ def test_traces_that_are_not_there_are_named(other: Stored, text: str, message: 
     run = other.learner()
     with pytest.raises(ValueError, match=message):
         pin_source(run, parse_source(run, text, ""))
-    assert source_of(run, 1) is None
+    assert run.source(1) is None
 
 
 def test_agents_of_other_model_groups_are_refused(other: Stored) -> None:
@@ -221,9 +222,13 @@ def test_foreign_traces_are_always_weighed_and_have_a_floor(other: Stored) -> No
     assert (mismatch.min_ess, mismatch.limit_mean) == (0.5, 100.0)
     assert off_policy(TrainConfig(mismatch=MismatchConfig(min_ess=0.2))).mismatch.min_ess == 0.2
     run = other.learner()
-    assert train_config(run, 1, GROUP) == run.config.train_config(GROUP)
+    assert train_config(run, run.source(1), GROUP) == run.config.train_config(GROUP)
     pin_source(run, parse_source(run, "other@1", ""))
-    assert train_config(run, 1, GROUP) == off_policy(run.config.train_config(GROUP)) != train_config(run, 2, GROUP)
+    assert (
+        train_config(run, run.source(1), GROUP)
+        == off_policy(run.config.train_config(GROUP))
+        != train_config(run, run.source(2), GROUP)
+    )
 
 
 def test_the_divisor_of_dr_grpo_is_the_largest_limit_of_the_groups_agents_unless_it_is_given(other: Stored) -> None:
@@ -231,7 +236,11 @@ def test_the_divisor_of_dr_grpo_is_the_largest_limit_of_the_groups_agents_unless
     train = {"loss": {"aggregation": "seq_mean_token_sum_norm"}}
     run = other.learner(agents=agents, train=train)
     assert run.config.train_config(GROUP).loss.norm_tokens is None
-    assert train_config(run, 1, GROUP).loss.norm_tokens == 40 == train_config(run, 2, GROUP).loss.norm_tokens
+    assert (
+        train_config(run, run.source(1), GROUP).loss.norm_tokens
+        == 40
+        == train_config(run, run.source(2), GROUP).loss.norm_tokens
+    )
     train = {"loss": {"aggregation": "seq_mean_token_sum_norm", "norm_tokens": 9}}
     assert train_config(other.learner("given", agents=agents, train=train), 1, GROUP).loss.norm_tokens == 9
     assert train_config(other.learner("other_loss", agents=agents), 1, GROUP).loss.norm_tokens is None

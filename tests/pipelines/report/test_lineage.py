@@ -14,7 +14,7 @@ from test_from_run import Stored
 from pipelines.report.lineage import lineage_of_episode, lineage_of_team
 from pipelines.run.run import Run
 from pipelines.stages.promote import register_team
-from pipelines.stages.running import run_stage
+from pipelines.stages.steps import run_stage
 from stores.types import Cause, EpisodeStatus, ModelVersionRef, Purpose, Trace, TracesRef
 from stores.weights.manifest import Probe
 from tests.train_loops.synthetic_traces import GROUP, sample_traces

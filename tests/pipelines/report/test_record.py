@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from records import MakeTrace
-from stage_records import collected, decided, evaluated, finish, synced, trained
+from stage_records import call, collected, decided, evaluated, finish, synced, trained
 
 from pipelines.config.run_config import load_config
 from pipelines.report import record as record_module
@@ -59,7 +59,7 @@ def play(run: Run, iteration: int, make_trace: MakeTrace) -> None:
         [replace(t, turns=tuple(replace(turn, model_group="team") for turn in t.turns)) for t in traces]
     )
     finish(run, iteration, collected(traces=run.traces.pin_episodes(**where), policy_versions={"team": iteration}))
-    finish(run, iteration, score(run, iteration))
+    finish(run, iteration, score(call(run, "score", iteration)))
     finish(run, iteration, trained("team", iteration), "team")
     stages: list[Any] = [synced(), evaluated(), decided()]
     for stage in stages:

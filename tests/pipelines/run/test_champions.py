@@ -13,7 +13,7 @@ from pipelines.cluster import observe
 from pipelines.config.run_config import load_config
 from pipelines.run.champions import champion_version, followed, history, set_champion
 from pipelines.run.run import Run
-from pipelines.stages.running import run_stage
+from pipelines.stages.steps import run_stage
 from stores.journal.journal import Journal
 from stores.journal.run_values import RunValue
 

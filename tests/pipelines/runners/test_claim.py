@@ -18,8 +18,14 @@ from pipelines.config.run_config import load_config
 from pipelines.report.progress import Screen
 from pipelines.run.iterations import QUIET_S, next_iteration
 from pipelines.run.run import Run
-from pipelines.runners.begin import begin_iteration
-from pipelines.runners.claim import champion_accuracy, claimed, pin, reason_to_skip, take
+from pipelines.runners.schedule import (
+    begin_iteration,
+    champion_accuracy,
+    claimed,
+    pin,
+    reason_to_skip,
+    take,
+)
 from stores.journal.stage_results import Evaluated
 
 pytestmark = pytest.mark.fast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from stage_records import collected, decided, evaluated, finish, scored, synced,
 from pipelines.config.run_config import load_config
 from pipelines.report.progress import Screen
 from pipelines.run.run import Run
-from pipelines.runners import iterate as iterating
+from pipelines.runners import schedule
+from pipelines.stages.table import Step
 
 pytestmark = pytest.mark.fast
 
@@ -22,26 +24,23 @@ RECORDS = {"collect": collected, "score": scored, "sync": synced, "evaluate": ev
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    def run_stage(run: Run, name: str, iteration: int) -> Any:
-        record = RECORDS[name]()
-        finish(run, iteration, record)
-        return record
-
     def record_iteration(run: Run, iteration: int, **_: Any) -> dict[str, Any]:
         return {"report": f"report of {iteration}"}
 
-    monkeypatch.setattr(iterating, "run_stage", run_stage)
-    monkeypatch.setattr(iterating, "record_iteration", record_iteration)
+    monkeypatch.setattr(schedule, "record_iteration", record_iteration)
     return Run(load_config(SMALL, {"storage.root": str(tmp_path), "model_groups": GROUPS}))
 
 
-def test_each_stage_hands_on_its_result_in_order(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train_all(run: Run, iteration: int) -> None:
-        for group in GROUPS:
-            finish(run, iteration, trained(group), group)
+def do_step(run: Run, step: Step, *, failing: str = "") -> None:
+    for group in GROUPS if step.stage == "train" else ("",):
+        if group and group == failing:
+            raise RuntimeError(f"{group} diverged")
+        finish(run, step.iteration, trained(group) if group else RECORDS[step.stage](), group)
 
-    monkeypatch.setattr(iterating, "train_all", train_all)
-    parts = dict(iterating.iterate(run, 1, address="", screen=Screen()))
+
+def test_each_stage_hands_on_its_result_in_order(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "do_step", do_step)
+    parts = dict(schedule.iterate(run, 1, address="", screen=Screen()))
     assert list(parts) == ["collect", "score", "train/a", "train/b", "sync", "evaluate", "promote", "record"]
     assert parts["train/b"]["model"]["model_group"] == "b" and parts["score"]["outcome"] == 0.5
     assert parts["record"] == {"report": "report of 1"}
@@ -50,13 +49,9 @@ def test_each_stage_hands_on_its_result_in_order(run: Run, monkeypatch: pytest.M
 def test_a_model_group_that_is_trained_hands_on_its_result_though_another_one_failed(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train_all(run: Run, iteration: int) -> None:
-        finish(run, iteration, trained("a"), "a")
-        raise RuntimeError("b diverged")
-
-    monkeypatch.setattr(iterating, "train_all", train_all)
+    monkeypatch.setattr(schedule, "do_step", partial(do_step, failing="b"))
     parts = []
     with pytest.raises(RuntimeError, match="b diverged"):
-        for part, _ in iterating.iterate(run, 1, address="", screen=Screen()):
+        for part, _ in schedule.iterate(run, 1, address="", screen=Screen()):
             parts.append(part)
     assert parts == ["collect", "score", "train/a"]

@@ -10,17 +10,30 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stage_records import collected, decided, evaluated, finish, scored, synced, trained
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.runners import local_runner
-from pipelines.runners.lanes import result_of_all, walk
+from pipelines.runners.lanes import walk
+from pipelines.stages import steps
+from pipelines.stages.steps import result_of_all
+from pipelines.stages.table import Step
 from stores.journal.run_values import RunValue
 from tests.waits import wait_until
 
 pytestmark = pytest.mark.fast
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+GROUP = "team"
+RECORDS = {
+    "collect": collected,
+    "score": scored,
+    "train": lambda: trained(GROUP),
+    "sync": synced,
+    "evaluate": evaluated,
+    "promote": decided,
+}
 
 
 def opened(folder: Path, **changes: object) -> Run:
@@ -36,12 +49,13 @@ class Stages:
         self.promoted: list[int] = []
         self.begun: set[str] = set()
 
-    def do(self, run: Run, stage: str, iteration: int) -> None:
-        name = f"{stage} {iteration}"
+    def do(self, run: Run, step: Step) -> None:
+        name = f"{step.stage} {step.iteration}"
         self.begun.add(name)
         self.held_up(name)
         is_main = threading.current_thread() is threading.main_thread()
         (self.engines if is_main else self.trainers).append(name)
+        finish(run, step.iteration, RECORDS[step.stage](), GROUP if step.stage == "train" else "")
 
     def held_up(self, name: str) -> None:
         """Nothing is."""
@@ -80,8 +94,10 @@ def test_the_next_iteration_is_collected_while_this_one_trains(tmp_path: Path) -
 
 
 def test_a_run_that_was_stopped_goes_on_with_what_is_unfinished(tmp_path: Path) -> None:
-    stages = Stages()
-    walk(opened(tmp_path), [3, 4], stages.do, promoted=stages.promoted.append)
+    stages, run = Stages(), opened(tmp_path)
+    for step in (Step(k, stage) for k in (1, 2) for stage in RECORDS):
+        finish(run, step.iteration, RECORDS[step.stage](), GROUP if step.stage == "train" else "")
+    walk(run, [3, 4], stages.do, promoted=stages.promoted.append)
     assert stages.engines[:4] == ["collect 3", "collect 4", "sync 3", "evaluate 3"]
     assert stages.trainers == ["score 3", "train 3", "score 4", "train 4"]
     assert stages.promoted == [3, 4]
@@ -162,10 +178,10 @@ def test_ctrl_c_reaches_every_training_also_where_one_of_them_has_failed(monkeyp
             raise RuntimeError("a")
         train_until_interrupted(failed, interrupted)
 
-    monkeypatch.setattr(local_runner, "run_stage", run_stage)
+    monkeypatch.setattr(steps, "run_stage", run_stage)
     run: Any = SimpleNamespace(config=SimpleNamespace(train_tasks=["a", "b"]))
     with pytest.raises(KeyboardInterrupt):
-        local_runner.train_all(run, 1)
+        steps.do_step(run, Step(1, "train"))
     assert interrupted.is_set()
 
 
@@ -191,15 +207,16 @@ def test_the_seconds_of_a_process_that_is_interrupted_count(
     run = opened(tmp_path, **{"loop.max_lag": max_lag})
     run.begin()
 
-    def stage(own: Run, name: str, iteration: int, screen: Any) -> None:
+    def stage(own: Run, step: Step, screen: Any) -> None:
         time.sleep(0.02)
-        if (name, iteration) == ("sync", 2):
+        if (step.stage, step.iteration) == ("sync", 2):
             raise KeyboardInterrupt
+        finish(own, step.iteration, RECORDS[step.stage](), GROUP if step.stage == "train" else "")
 
     def seconds(name: str) -> float:
         return float((run.journal.value(run.run_id, name) or {"seconds": 0.0})["seconds"])
 
-    monkeypatch.setattr(local_runner, "_run_whole_stage", stage)
+    monkeypatch.setattr(local_runner, "_do_step", stage)
     began, through = time.perf_counter(), list[int]()
     with pytest.raises(KeyboardInterrupt), local_runner._Wall(run):
         local_runner._iterate(run, [1, 2, 3, 4], SimpleNamespace(), through.append)  # type: ignore[arg-type]

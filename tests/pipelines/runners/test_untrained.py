@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from pipelines.run.run import Run
-from pipelines.runners.untrained import plain_config, untrained_team
+from pipelines.runners.begin import plain_config, untrained_team
 
 pytestmark = pytest.mark.test
 

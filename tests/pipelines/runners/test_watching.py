@@ -37,7 +37,7 @@ from pipelines.monitoring.watching import (
 from pipelines.report.watch_table import watch_tables
 from pipelines.run.run import Run
 from pipelines.runners import watch_champion
-from pipelines.runners.claim import reason_to_skip
+from pipelines.runners.schedule import reason_to_skip
 from serve_apps.gateway.traffic.figures import NAMES, Tally
 from stores.metrics import METRICS
 from stores.registry.registry import TeamRegistry

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from records import MakeTrace
-from stage_records import finish
+from stage_records import call, finish
 from tiers import each_push
 
 from pipelines.config.run_config import load_config
 from pipelines.episodes.sampling import Sampled
 from pipelines.evaluation import played as played_module
 from pipelines.run.run import Run, plain
-from pipelines.runners.claim import champion_accuracy
+from pipelines.runners.schedule import champion_accuracy
 from pipelines.stages import evaluate
 from pipelines.stages.promote import promote
 from serve_apps.episode.team_spec import TeamSpec
@@ -116,11 +116,10 @@ class Scene:
 
     def decide(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluated, Decided]:
         """The report and what promote made of it. Args: between: what happens between the two stages."""
-        report = evaluate.evaluate(self.run, 1)
+        report = evaluate.evaluate(call(self.run, "evaluate", 1, models=self.run.trained(1)))
         finish(self.run, 1, report)
         between()
-        lease: Any = SimpleNamespace(check=lambda: None)
-        return report, promote(self.run, 1, lease)
+        return report, promote(call(self.run, "promote", 1, models=self.run.trained(1)))
 
     def champion(self) -> dict[str, int]:
         return {group: ref.version for group, ref in self.run.champion().items()}

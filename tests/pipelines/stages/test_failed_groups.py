@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stage_records import collected, evaluated, finish, scored
+from stage_records import call, collected, evaluated, finish, scored, synced
 
 from pipelines.config.run_config import load_config
 from pipelines.report.record import _notes
@@ -15,7 +15,7 @@ from pipelines.report.so_far import SoFar
 from pipelines.run.run import Run, plain
 from pipelines.stages import evaluate, train
 from pipelines.stages.promote import promote
-from pipelines.stages.running import run_stage
+from pipelines.stages.steps import run_stage
 from stores.types import ModelVersionRef
 from train_loops.worker.trainer_handle import TrainJobError
 
@@ -74,9 +74,10 @@ def test_the_rest_goes_on_with_the_parent_of_the_failed_group_and_the_decision_s
     assert run.trained(1) == {"a": ref("a", 1), "b": ref("b", 0)}
     why = "training failed: TrainingDivergedError: three steps in a row had a loss that is not finite"
     assert run.iteration(1).failed_groups == {"b": why}
+    finish(run, 1, synced())
     better = evaluated(promotes=("a",))
-    monkeypatch.setattr(evaluate, "_compare", lambda run, iteration, progress: better)
-    report = evaluate.evaluate(run, 1)
+    monkeypatch.setattr(evaluate, "_compare", lambda call: better)
+    report = evaluate.evaluate(call(run, "evaluate", 1))
     assert (report.verdict, report.promotes) == ("promote", ("a",))
     assert report.condition == f"gain +0.2; model group b: {why}" and report.failed_groups == {"b": why}
     row: dict[str, Any] = {
@@ -91,11 +92,11 @@ def test_the_rest_goes_on_with_the_parent_of_the_failed_group_and_the_decision_s
 
 def test_where_every_group_failed_there_is_nothing_to_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(tmp_path, monkeypatch, {"a": DIVERGED, "b": DIVERGED}, **{"promote.on_failed_group": "keep_parent"})
-    report = evaluate.evaluate(run, 1)
+    finish(run, 1, synced())
+    report = evaluate.evaluate(call(run, "evaluate", 1))
     finish(run, 1, report)
     assert report.verdict == "skipped" and report.condition.count("training failed") == 2
-    lease: Any = SimpleNamespace(check=lambda: None)
-    assert promote(run, 1, lease).team_version is None
+    assert promote(call(run, "promote", 1)).team_version is None
 
 
 @pytest.mark.parametrize("fault", [TrainJobError("RayActorError", "worker died"), TimeoutError("not done after 60 s")])

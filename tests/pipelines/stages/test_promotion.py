@@ -23,7 +23,7 @@ from pipelines.release.production import move_champion
 from pipelines.run.champions import champion_version, followed, history, set_champion
 from pipelines.run.run import Run
 from pipelines.stages import promote as promotion
-from pipelines.stages.running import run_stage
+from pipelines.stages.steps import run_stage
 from stores.journal.stage_results import Evaluated
 from stores.registry.registry import CHAMPION, PREVIOUS
 from stores.registry.team import Team

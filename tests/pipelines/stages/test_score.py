@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from records import MakeTrace
-from stage_records import collected, finish
+from stage_records import call, collected, finish
 from stage_records import scored as scored_result
 
 from pipelines.config.run_config import load_config
@@ -44,7 +44,7 @@ def scored(folder: Path, make: Callable[[dict[str, Any]], list[Trace]]) -> tuple
     finish(
         run, 1, collected(traces=pinned, policy_versions={"team": 1})
     )  # one that has learnt: see the cases of version 0
-    result = score(run, 1)
+    result = score(call(run, "score", 1))
     return result, {rewards.episode_id: rewards for rewards in run.traces.read_rewards(result.rewards)}
 
 
@@ -165,8 +165,8 @@ def test_a_run_with_costs_that_trains_on_anothers_traces_in_a_shared_store_has_r
     paid = []
     for run in (owner, other):
         finish(run, 1, collected(traces=run.traces.pin_episodes(**where), policy_versions={"team": 1}))
-        result = score(run, 1)
-        assert score(run, 1) == result
+        result = score(call(run, "score", 1))
+        assert score(call(run, "score", 1)) == result
         paid.append(list(run.traces.read_rewards(result.rewards)))
         assert rewards_for(run, trace) == paid[-1][0], "what is shown is what was trained on"
     ((mine,), (theirs,)) = paid
@@ -216,12 +216,12 @@ def test_score_fails_where_nothing_could_ever_be_trained(
     traces = [make_trace(i, status=status) for i in range(2)]
     run = scored_run([change(trace) for trace in traces], tmp_path)
     with pytest.raises(ValueError, match=rf"iteration 1: nothing can be trained: {said}"):
-        score(run, 1)
+        score(call(run, "score", 1))
 
 
 def test_one_episode_that_trains_is_enough(make_trace: Callable[..., Trace], tmp_path: Path) -> None:
     traces = [make_trace(i, status=status) for i, status in enumerate([EpisodeStatus.AGENT_ERROR, EpisodeStatus.OK])]
-    assert score(scored_run(traces, tmp_path), 1).agents
+    assert score(call(scored_run(traces, tmp_path), "score", 1)).agents
 
 
 def test_where_iterations_overlap_score_goes_on_from_the_one_before_and_only_the_first_may_be_hopeless(
@@ -236,11 +236,11 @@ def test_where_iterations_overlap_score_goes_on_from_the_one_before_and_only_the
     where = {"run_id": late.run_id, "iteration": 2, "purpose": Purpose.TRAIN, "team_key": "team"}
     finish(late, 2, collected(traces=late.traces.pin_episodes(**where)))
     with pytest.raises(NotDone, match=r"score of iteration 1 of run .* needs score"):
-        score(late, 2)
+        score(call(late, "score", 2))
     finish(late, 1, scored_result())
-    assert score(late, 2).agents, "an iteration before it has learnt"
+    assert score(call(late, "score", 2)).agents, "an iteration before it has learnt"
     with pytest.raises(ValueError, match="nothing can be trained"):
-        score(run, 1)
+        score(call(run, "score", 1))
 
 
 def run_of(folder: Path, make_trace: MakeTrace, *, num_iterations: int, **changes: Any) -> Run:
@@ -261,7 +261,7 @@ def test_the_multiplier_that_an_iteration_leaves_is_charged_in_the_next_one_that
     run = run_of(tmp_path, make_trace, num_iterations=4, cost={"at_most": 1, "initial": 0.25, "rate": 0.5})
     multiplier = 0.25
     for iteration in (1, 2, 4):  # the third is collected, and not scored yet
-        result = score(run, iteration)
+        result = score(call(run, "score", iteration))
         finish(run, iteration, result)
         assert result.cost is not None and result.cost["multiplier"] == multiplier < result.cost["next_multiplier"]
         parts = [part for episode in run.traces.read_rewards(result.rewards) for part in episode.rewards]
@@ -290,7 +290,7 @@ def test_credit_is_inferred_from_the_last_iterations_that_were_scored(make_trace
     assert isinstance(run.credit, Remembering)
     outcomes: dict[int, dict[str, float]] = {}
     for iteration, used in ((1, []), (2, [1]), (4, [2])):  # the third is collected, and not scored yet
-        result = score(run, iteration)
+        result = score(call(run, "score", iteration))
         finish(run, iteration, result)
         outcomes[iteration] = {r.episode_id: r.outcome for r in run.traces.read_rewards(result.rewards)}
         known = {p.trace.episode_id: p.outcome for p in run.credit.past}

@@ -41,7 +41,7 @@ def test_no_task_comes_twice_in_a_slice_where_the_count_does_not_divide_the_task
 
 def test_an_iteration_larger_than_the_set_is_refused() -> None:
     with pytest.raises(ValueError, match=r"tasks_per_iteration = 12 \(times oversample\) but tasks\.train holds 10"):
-        iteration_tasks(fake_run(oversample=3), 1)
+        iteration_tasks(fake_run(oversample=3), begun(1))
 
 
 def test_keys_fall_into_parts_by_their_shares_and_the_rest_is_named() -> None:
@@ -70,46 +70,49 @@ def test_iterations_that_are_not_evaluated_take_no_tasks_of_the_gate() -> None:
 
 def fake_run(
     *,
-    carried: tuple[str, ...] | None = None,
     per_decision: int | None = None,
     per_look: int | None = None,
     every: int = 1,
     **collect: Any,
 ) -> Any:
-    """What `iteration_tasks` and `decision_tasks` need of a run: 10 tasks, and what iteration 1 carried over."""
-    before = None if carried is None else collected(carried=carried)
+    """What `iteration_tasks` and `decision_tasks` need of a run: 10 tasks."""
     evaluate = SimpleNamespace(tasks_per_decision=per_decision, tasks_per_look=per_look, every=every)
     settings = CollectConfig(tasks_per_iteration=4, **collect)
     return SimpleNamespace(
         config=SimpleNamespace(collect=settings, evaluate=evaluate, seed=0),
         tasks=lambda section: TASKS,
-        iteration=lambda number: SimpleNamespace(find=lambda kind: before if number == 1 else None),
     )
 
 
+def begun(number: int, carried: tuple[str, ...] | None = None) -> Any:
+    """An iteration as collect is given it. Args: carried: what the one before carried over; None: it has collected nothing."""
+    before = None if carried is None else collected(carried=carried)
+    return SimpleNamespace(number=number, before=[SimpleNamespace(find=lambda kind: before)])
+
+
 def test_without_over_sampling_an_iteration_begins_the_tasks_that_it_trains_on() -> None:
-    assert iteration_tasks(fake_run(), 2) == task_slice(TASKS, number=2, count=4, seed="0")
+    assert iteration_tasks(fake_run(), begun(2)) == task_slice(TASKS, number=2, count=4, seed="0")
 
 
 def test_over_sampling_begins_so_many_times_the_tasks() -> None:
-    assert len(iteration_tasks(fake_run(oversample=1.5), 1)) == 6
-    assert len(iteration_tasks(fake_run(oversample=1.1), 1)) == 5
+    assert len(iteration_tasks(fake_run(oversample=1.5), begun(1))) == 6
+    assert len(iteration_tasks(fake_run(oversample=1.1), begun(1))) == 5
 
 
 def test_tasks_carried_over_come_first_and_displace_fresh_ones() -> None:
-    fresh = ids(iteration_tasks(fake_run(), 2))
+    fresh = ids(iteration_tasks(fake_run(), begun(2)))
     left = [task.task_id for task in TASKS if task.task_id not in fresh][:1] + fresh[2:3]
-    found = ids(iteration_tasks(fake_run(carried=tuple(left)), 2))
+    found = ids(iteration_tasks(fake_run(), begun(2, tuple(left))))
     assert found[:2] == left
     assert len(set(found)) == len(found) == 4
     assert found[2:] == [task for task in fresh if task not in left][:2]
 
 
 def test_tasks_that_are_cut_are_not_carried() -> None:
-    run = fake_run(carried=("t1",), incomplete_groups="drop")
-    assert iteration_tasks(run, 2) == task_slice(TASKS, number=2, count=4, seed="0")
+    tasks = iteration_tasks(fake_run(incomplete_groups="drop"), begun(2, ("t1",)))
+    assert tasks == task_slice(TASKS, number=2, count=4, seed="0")
 
 
 def test_a_carried_task_that_the_set_lost_is_named() -> None:
     with pytest.raises(ValueError, match=r"\['gone'\] were carried over from iteration 1, but tasks\.train lost them"):
-        iteration_tasks(fake_run(carried=("gone",)), 2)
+        iteration_tasks(fake_run(), begun(2, ("gone",)))

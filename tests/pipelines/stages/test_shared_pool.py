@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.run import shared_pool
-from pipelines.run.shared_pool import gpus_for_training
-from pipelines.stages.running import _alone
+from pipelines.stages import train
+from pipelines.stages.steps import _alone
 from pipelines.stages.table import STAGES
+from pipelines.stages.train import gpus_for_training
 from serve_apps.policy import sleeping_apps
 from serve_apps.policy.sleeping_apps import _with_sleep
 
@@ -54,7 +54,7 @@ def done(monkeypatch: pytest.MonkeyPatch, failing: list[BaseException]) -> list[
 
     monkeypatch.setattr(sleeping_apps, "put_to_sleep", put_to_sleep)
     monkeypatch.setattr(sleeping_apps, "wake_apps", wake_apps)
-    monkeypatch.setattr(shared_pool.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(train.time, "time", lambda: 1000.0)
     return done
 
 

@@ -13,9 +13,8 @@ from stage_records import collected, finish, scored, traces_ref
 
 from pipelines.cli.new_team import write_team
 from pipelines.config.run_config import load_config
-from pipelines.run.provenance import commit_of, provenance_of
 from pipelines.run.run import Run
-from pipelines.stages.promote import register_team
+from pipelines.stages.promote import commit_of, provenance_of, register_team
 from serve_apps.episode.team_spec import TeamSpec
 from stores.registry.team import Team
 from stores.types import ModelVersionRef

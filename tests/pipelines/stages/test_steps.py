@@ -14,7 +14,8 @@ from pipelines.config.run_config import load_config
 from pipelines.run import iterations
 from pipelines.run.iteration import NotDone
 from pipelines.run.run import Run
-from pipelines.stages import needed
+from pipelines.stages import steps
+from pipelines.stages.table import Step
 from stores.journal.journal import Lease
 
 pytestmark = pytest.mark.fast
@@ -39,17 +40,17 @@ def done_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Stages are recorded instead of done; returns their names in order."""
     names: list[str] = []
 
-    def run_stage(run: Run, stage: str, iteration: int, *, model_group: str = "") -> None:
+    def run_stage(run: Run, stage: str, iteration: int, *, model_group: str = "", progress: Any = None) -> None:
         names.append(f"{stage} {iteration}")
         finish(run, iteration, RECORDS[stage](), model_group)
 
-    monkeypatch.setattr(needed, "run_stage", run_stage)
-    monkeypatch.setattr(needed, "POLL_S", 0.01)
+    monkeypatch.setattr(steps, "run_stage", run_stage)
+    monkeypatch.setattr(steps, "POLL_S", 0.01)
     return names
 
 
 def settle(run: Run, stage: str, iteration: int) -> None:
-    needed.Needed(run, iteration, connect=lambda: None).settle(stage)
+    steps.settle(run, Step(iteration, stage), steps.do_step)
 
 
 def left_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:

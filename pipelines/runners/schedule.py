@@ -1,7 +1,11 @@
-"""claim: a claim (of a DAG run) + the journal -> the iteration that it does, or the reason why it does none.
+"""schedule: what a schedule calls: begin an iteration, do all of it in one process, record it.
 
-Reads: the journal; the train task file; the trace store. Writes: the pinned iteration, so that a claim that is made
-again, by a retry or a second scheduler, gets the same one for ever.
+    begin     a claim (of a DAG run) + the journal -> the iteration that it does, or the reason why it does none
+    iterate   the stages one after another; a schedule follows the one job that does them, stage by stage, and where that ends early,
+              each stage that is left has a job of its own
+    record    figures and reports; after the last iteration the test tasks
+
+A claim's iteration is pinned, so that a claim that is made again, by a retry or a second scheduler, gets the same one for ever.
 """
 
 from __future__ import annotations
@@ -9,15 +13,93 @@ from __future__ import annotations
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+from pipelines.cluster.connect import connect
 from pipelines.cluster.owner_links import stage_owner
-from pipelines.monitoring.watching import unaccepted_alarm
+from pipelines.monitoring.watching import check_summary, unaccepted_alarm
+from pipelines.report.progress import Screen
+from pipelines.report.record import finish_parent, record
 from pipelines.run.champions import champion_version
+from pipelines.run.disk import check_disk
 from pipelines.run.iteration import Iteration
 from pipelines.run.iterations import QUIET_S, free_iteration, next_iteration, say_at_work
 from pipelines.run.run import Run
+from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
+from pipelines.runners.validate import check_tasks
+from pipelines.stages.steps import do_step, settle
+from pipelines.stages.table import STAGES, Step
 from stores.journal.run_values import RunValue
-from stores.journal.stage_results import Decided, Evaluated, Measured
+from stores.journal.stage_results import Decided, Evaluated, Measured, WarmStarted
+
+
+def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, screen: Screen) -> dict[str, Any]:
+    """Begins the run unless it has begun, and gives a claim its iteration.
+
+    Returns {"iteration", "model_groups", "since"} (when the run was begun, unix seconds), or {"skip": reason} where nothing
+    is to be trained now.
+    """
+    run.open()
+    iteration = claimed(run, claim)
+    if iteration is None:
+        following = free_iteration(run)
+        reason = reason_to_skip(run) if following is None or not is_forced else ""
+        if following is None or reason:
+            return {"skip": reason}
+        check_tasks(run.config)  # task files may have changed since the iteration before
+    if _needs_cluster(run):
+        with screen.stage("connect"):
+            connect(address)
+        with screen.stage("warm start") as progress:
+            make_version_zero(run, progress=progress)
+        register_first_team(run)
+        with screen.stage("before: test tasks") as progress:
+            before = measure_team(run, run.trained(0), iteration=0, progress=progress)
+        screen.measured("before", before)
+    if iteration is None:
+        assert following is not None, "skipped above"
+        for line in check_disk(run):
+            screen.say(line)
+        iteration = take(run, claim, otherwise=following)
+    since = next(row.created_at for row in run.journal.runs() if row.run_id == run.run_id)
+    return {"iteration": iteration, "model_groups": list(run.config.model_groups), "since": since}
+
+
+def _needs_cluster(run: Run) -> bool:
+    """True until version 0, the first champion and `before` are there."""
+    begun = run.iteration(0)
+    is_measured = run.config.tasks.test is None or begun.find(Measured) is not None
+    return not is_measured or champion_version(run) is None or begun.find(WarmStarted) is None
+
+
+def iterate(run: Run, iteration: int, *, address: str, screen: Screen) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the name of each stage (`train/solver` where it is done per model group) and of `record` with what it hands on.
+
+    Stages that are done already are not done again. Raises what a stage raises.
+    """
+    for name, stage in STAGES.items():
+        step = Step(iteration, name)
+        print(f"{step} of run {run.run_id}", flush=True)
+        settle(run, step, do_step)
+        try:
+            do_step(run, step)
+        finally:  # where training of a group failed, those that are done have their results all the same
+            for group in stage.groups(run.config):
+                if (ref := run.journal.ref(run.key(iteration, name, group))) is not None:
+                    yield f"{name}/{group}" if group else name, stage.hand_on(ref)
+    yield "record", record_iteration(run, iteration, address=address, screen=screen)
+
+
+def record_iteration(run: Run, iteration: int, *, address: str, screen: Screen) -> dict[str, Any]:
+    """Records a finished iteration; after the last one the champion plays the test tasks, and the MLflow run of the whole run ends.
+
+    Returns what `record` returns, of its check the summary.
+    """
+    ref = record(run, iteration)
+    if iteration == run.config.iterations:
+        measure_last(run, address=address, screen=screen)
+        finish_parent(run)
+    return ref | ({"watch": check_summary(ref["watch"])} if "watch" in ref else {})
 
 
 def claimed(run: Run, claim: str) -> int | None:
