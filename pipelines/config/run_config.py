@@ -15,36 +15,11 @@ from typing import Any, Self
 from pydantic import ValidationError, model_validator
 
 from pipelines.config.messages import explain
-from pipelines.config.rules import agents, figures, models, overlap, placement, timeouts, training, whole_team
+from pipelines.config.rules import RULES
 from pipelines.config.run_sections import RunSections, merged
 from serve_apps.authoring.yaml_text import read_yaml
 from stores.config import refuse_secrets
 from stores.settings import identity
-
-RULES = (
-    agents.agents_have_one_group,
-    agents.swapped_groups_have_one_agent,
-    agents.priced_groups_exist,
-    agents.trained_agents_exist,
-    models.every_group_has_a_model,
-    models.overrides_parse,
-    models.adapters_have_one_base,
-    training.variants_match_algorithms,
-    training.groups_can_be_compared,
-    training.costs_reach_the_turns_that_caused_them,
-    whole_team.team_learns_as_one,
-    training.served_episodes_can_be_trained_on,
-    whole_team.other_groups_can_be_promoted,
-    agents.sampling_is_unfiltered,
-    figures.own_figures_have_names,
-    figures.limits_are_of_figures,
-    timeouts.timeouts_nest,
-    placement.new_tasks_can_be_seen,
-    placement.shared_gpus_have_room_for_both,
-    placement.uploaded_runs_are_stored_elsewhere,
-    overlap.overlapping_stages_do_not_exclude_each_other,
-)
-"""In order: a later rule may rely on the earlier ones."""
 
 
 class RunConfig(RunSections):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pipelines.episodes.vocabulary import version_that_acted, vocabulary, vocabulary_of
 from pipelines.run.run import Run
 from pipelines.tasks.splits import HELD_OUT, are_one_task
-from serve_apps.episode.acting_team import ActingTeam
+from serve_apps.episode.team import ActingTeam
 from serve_apps.workflows.orchestrated import ORCHESTRATOR, Orchestrated
 from serve_apps.workflows.retrace import NotRetraced, retrace
 from stores.traces.conventions import allowed_tokens

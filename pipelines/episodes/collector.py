@@ -24,9 +24,8 @@ import numpy as np
 
 from pipelines.cluster.observe import episode_points, log_failed
 from serve_apps.config import CallConfig, TelemetryConfig
-from serve_apps.episode.acting_team import ActingTeam, via
 from serve_apps.episode.runner import run_episode
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import ActingTeam, TeamSpec, via
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import CountingClient
 from serve_apps.telemetry.export import begin_export, flush_export

@@ -19,7 +19,7 @@ from pipelines.episodes.groups import busy_seconds
 from pipelines.episodes.sampling import Progress, Sampled, sample_train_episodes
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit, author_faults
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from stores.types import EpisodeRewards, Task, Trace, TracesRef
 
 SHARE_OF_TIME = 0.5

@@ -17,7 +17,7 @@ from typing import Any
 from pipelines.config.sections import FromServiceConfig
 from pipelines.episodes.chosen_traces import HeldOut
 from pipelines.run.run import Run
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from stores.files import is_uri, local_path
 from stores.journal.run_values import RunValue
 from stores.traces.served import Feedback, ServedStore

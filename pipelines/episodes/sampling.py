@@ -32,7 +32,7 @@ from pipelines.run.run import Run
 from pipelines.run.scoring import Ending, failures_alike, without_ids
 from pipelines.run.serving import app_names, capacities
 from serve_apps.episode.runner import CONTEXT_EXHAUSTED
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import CallCounts
 from stores.journal.waiting import waiting

@@ -13,7 +13,7 @@ from typing import Any
 from pipelines.episodes.sampling import Progress, Sampled, play_specs
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names, capacities
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec, Script
 from stores.types import SOUND, Purpose, Trace
 

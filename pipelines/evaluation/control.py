@@ -14,7 +14,7 @@ from pipelines.evaluation.played import Played
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names, capacities
 from serve_apps.authoring.workflow import load_workflow
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.workflows.alone import PATH as ALONE
 from stores.journal.stage_results import Control
 from stores.types import Purpose, Trace, team_key

@@ -18,7 +18,7 @@ from pipelines.evaluation.teams import Models
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit
 from pipelines.run.serving import app_names, capacities, serve
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec, Script
 from stores.traces.explanations import Explanation, keep_explanation
 from stores.types import Purpose, Trace

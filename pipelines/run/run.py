@@ -19,7 +19,7 @@ from pipelines.run.iteration import Iteration
 from pipelines.tasks.sources import load_tasks
 from serve_apps.authoring.agent import Agent
 from serve_apps.authoring.workflow import Workflow, load_carried, load_workflow
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from stores.files import is_uri, local_path
 from stores.journal.journal import DONE, HOLD_WAIT_S, Journal, Lease, StageKey
 from stores.journal.run_values import RunValue

@@ -17,8 +17,8 @@ from serve_apps.authoring.contracts import Boxed, Contract, JsonKeys, OneOf, Tag
 from serve_apps.authoring.workflow import Workflow, load_workflow
 from serve_apps.chat.tokenizer import ChatTokenizer, load_tokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.scripted import play_saying
+from serve_apps.episode.team import AgentCall
 from stores.by_name import open_by_name
 from stores.types import SOUND, Task, Trace
 

@@ -65,8 +65,8 @@ class TeamModel(PythonModel):
         }
 
     async def _play(self, tasks: list[tuple[str, int]]) -> list[dict[str, Any]]:
-        from serve_apps.episode.acting_team import via
         from serve_apps.episode.runner import run_episode
+        from serve_apps.episode.team import via
         from serve_apps.episode_spec import EpisodeSpec
         from serve_apps.policy.local_policy import LocalPolicy
         from stores.types import Purpose, Task

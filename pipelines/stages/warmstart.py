@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pipelines.episodes.chosen_traces import choose_traces, under_orchestrator
 from pipelines.run.run import Run
 from serve_apps.chat.tokenizer import READY, PromptSettings
-from serve_apps.episode.acting_team import ActingTeam
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import ActingTeam, TeamSpec
 from serve_apps.openai_api.tool_calls import OPEN
 from stores.by_name import open_by_name
 from stores.files import is_uri, local_path, open_filesystem

@@ -20,10 +20,10 @@ from typing import Any
 from serve_apps.authoring.agent import AuthorError, ToolError, ToolFault, ToolRaised
 from serve_apps.authoring.workflow import SCORE, Outcome
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import ActingTeam, Complete
 from serve_apps.episode.causes import CallTimeout, cause_of_delay, cause_of_error
 from serve_apps.episode.episode_resources import episode_resources
 from serve_apps.episode.recorder import Recorder
+from serve_apps.episode.team import ActingTeam, Complete
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError
 from serve_apps.telemetry.episodes import Served, episode_spans

@@ -17,11 +17,10 @@ from typing import Any
 
 from serve_apps.authoring.agent import AuthorError, ToolError
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import ActingTeam, AgentCall
 from serve_apps.episode.runner import run_episode
+from serve_apps.episode.team import ActingTeam, AgentCall
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.workflows.orchestrated import ORCHESTRATOR, Orchestrated
-from serve_apps.workflows.steps import STOP, StepSpec
+from serve_apps.workflows.orchestrated import ORCHESTRATOR, STOP, Orchestrated, StepSpec
 from stores.types import Completion, FinishReason, Purpose, ToolCall, Trace, Turn
 
 _Callee = tuple[type[Turn] | type[ToolCall], str]

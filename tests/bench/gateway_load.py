@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from serve_apps.config import EpisodeConfig, ServeConfig
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.gateway.traffic.teams import DeployedTeam
 from serve_apps.policy.deployment import PolicyAppSpec
 from serve_apps.workflows.math_chain import MathChain

@@ -23,7 +23,7 @@ from pipelines.examples.arithmetic.tasks import generate
 from pipelines.run.run import Run
 from serve_apps.chat.tokenizer import load_tokenizer
 from serve_apps.config import CallConfig
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import CallCounts, CountingClient
 from stores.logs import carry

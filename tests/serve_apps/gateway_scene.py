@@ -13,7 +13,7 @@ import openai
 
 from serve_apps.chat.tokenizer import ChatTokenizer, load_tokenizer
 from serve_apps.config import EpisodeConfig, GatewayConfig
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.gateway.calls.episodes import GatewayEpisodes
 from serve_apps.gateway.http.http_api import build_api
 from serve_apps.gateway.shadow.shadow_player import ShadowPlayer

@@ -9,8 +9,8 @@ from pathlib import Path
 from serve_apps.authoring.workflow import Workflow
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import ActingTeam, AgentCall
 from serve_apps.episode.runner import run_episode
+from serve_apps.episode.team import ActingTeam, AgentCall
 from serve_apps.episode_spec import EpisodeSpec, Script
 from stores.types import Completion, FinishReason, Purpose, Sampling, Task, Trace
 

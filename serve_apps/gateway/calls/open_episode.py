@@ -13,8 +13,8 @@ from typing import Any
 from serve_apps.authoring.agent import Agent
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.config import GatewayEpisodesConfig
-from serve_apps.episode.acting_team import via
 from serve_apps.episode.recorder import Recorder
+from serve_apps.episode.team import via
 from serve_apps.gateway.calls.workflow_runs import episode_spec
 from serve_apps.gateway.traffic.api_keys import ApiKey
 from serve_apps.gateway.traffic.service import Service

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from serve_apps.authoring.agent import AuthorError
-from serve_apps.episode.acting_team import AgentCall, Complete, via
 from serve_apps.episode.runner import run_episode
+from serve_apps.episode.team import AgentCall, Complete, via
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import ServedTeam

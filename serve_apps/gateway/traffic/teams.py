@@ -19,8 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from serve_apps.config import GatewayTeamConfig
-from serve_apps.episode.acting_team import ActingTeam
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import ActingTeam, TeamSpec
 from serve_apps.openai_api.protocol import MAX_ECHO, ApiError
 from serve_apps.telemetry.episodes import Served
 

@@ -23,7 +23,7 @@ from pipelines.run.run import plain
 from pipelines.run.watchdog import StageHung, Watchdog
 from serve_apps.config import CallConfig, EpisodeConfig, TelemetryConfig
 from serve_apps.episode.runner import CONTEXT_EXHAUSTED
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
 from stores.traces.store import TraceStore
 from stores.types import EpisodeStatus, Purpose, Sampling, Task, Trace

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from pipelines.evaluation.decisive_turn import DecisiveTurn, find_decisive_turn
 from serve_apps.authoring.workflow import load_workflow
-from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.scripted import play_saying
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import Script
 from stores.types import EpisodeStatus, Task, Trace
 

@@ -11,7 +11,7 @@ import pytest
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.runners.validate import check
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.policy.generation import Generation
 from serve_apps.policy.wire import WireRequest, wire_request
 

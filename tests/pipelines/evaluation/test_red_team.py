@@ -29,9 +29,9 @@ from serve_apps.authoring.agent import Agent, Tool, ToolFault
 from serve_apps.authoring.contracts import Tags
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.runner import run_episode
 from serve_apps.episode.scripted import ByteTokenizer
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.workflows.program import Program
 from stores.journal.stage_results import Evaluated

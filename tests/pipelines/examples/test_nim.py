@@ -18,8 +18,8 @@ from pipelines.examples.nim.world import Nim, best_move
 from pipelines.tasks.splits import settings_of
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.runner import run_episode
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from stores.types import Completion, FinishReason, Purpose, Task, Trace
 

@@ -18,7 +18,7 @@ from pipelines.episodes.sampling import Sampled
 from pipelines.evaluation import played as played_module
 from pipelines.monitoring import served_windows
 from pipelines.run.run import Run
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
 from stores.traces.store import TraceStore
 from stores.types import ModelVersionRef, Task, TracesRef

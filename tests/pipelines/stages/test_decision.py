@@ -20,7 +20,7 @@ from pipelines.run.run import Run, plain
 from pipelines.runners.schedule import champion_accuracy
 from pipelines.stages import evaluate
 from pipelines.stages.promote import promote
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
 from stores.journal.stage_results import Decided, Evaluated
 from stores.traces.store import TraceStore

@@ -15,7 +15,7 @@ from pipelines.cli.new_team import write_team
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.stages.promote import commit_of, provenance_of, register_team
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from stores.registry.team import Team
 from stores.types import ModelVersionRef
 

@@ -13,8 +13,8 @@ import pytest
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit
-from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.runner import run_episode
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from stores.types import Completion, FinishReason, ModelVersionRef, Purpose, Trace
 from train_loops.rows.samples import samples_of

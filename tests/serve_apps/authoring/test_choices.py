@@ -15,8 +15,8 @@ from serve_apps.authoring.contracts import Thinking
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.scripted import play_scripted
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import Script
 from stores.traces.rows import episode_table, traces_of
 from stores.types import Cause, EpisodeStatus, FinishReason, Task, Trace

@@ -16,11 +16,11 @@ from pipelines.credit.rule import score_trace
 from serve_apps.authoring.agent import Agent, AuthorError, Tool, ToolError, ToolFault
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.causes import CallTimeout, cause_of_delay, cause_of_error
 from serve_apps.episode.replay import ReplayError
 from serve_apps.episode.runner import run_episode
 from serve_apps.episode.scripted import ByteTokenizer, play_scripted
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_clock import current_clock
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError

@@ -17,8 +17,8 @@ from serve_apps.authoring.contracts import Tags
 from serve_apps.authoring.workflow import Outcome, Workflow, together
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.runner import run_episode
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec, Script
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 

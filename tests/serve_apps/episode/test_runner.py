@@ -17,9 +17,9 @@ from serve_apps.authoring.agent import Agent, Tool, ToolError, count_attempt
 from serve_apps.authoring.workflow import Outcome, Workflow, together
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.runner import run_episode
 from serve_apps.episode.scripted import play_saying
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError
 from stores.traces.rows import episode_table, traces_of

@@ -31,7 +31,7 @@ from waits import wait_until
 from pipelines.examples.calculator import program as calculator
 from serve_apps.chat.tokenizer import load_tokenizer
 from serve_apps.config import EpisodeConfig, GatewayConfig, ServeConfig, TelemetryConfig
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.gateway.app import shadows_name
 from serve_apps.gateway.routes import RouteError, gateway_apps, gateway_statuses, gateway_teams, route
 from serve_apps.gateway.traffic.figures import by_version

@@ -11,7 +11,7 @@ import pytest
 from gateway_scene import Scene, deployed_team
 
 from serve_apps.authoring.parsers import Parsers
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.gateway.traffic.teams import TeamRoute
 from tests.small_tokenizers import QWEN, build
 

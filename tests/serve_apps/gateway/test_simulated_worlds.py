@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gateway_scene import Scene, deployed_team
 
-from serve_apps.episode.team_spec import TeamSpec
+from serve_apps.episode.team import TeamSpec
 from serve_apps.gateway.traffic.teams import TeamRoute
 from stores.types import Sampling
 

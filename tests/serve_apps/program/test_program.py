@@ -24,8 +24,8 @@ from pipelines.run.scoring import per_agent
 from serve_apps.authoring.workflow import load_workflow
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import ActingTeam, AgentCall
 from serve_apps.episode.runner import run_episode
+from serve_apps.episode.team import ActingTeam, AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError, RequestRefused
 from serve_apps.workflows.program import Program

@@ -24,7 +24,7 @@ from test_runner import PAIR, Broken, play, start
 
 from serve_apps.authoring.agent import Agent, Tool, ToolError
 from serve_apps.authoring.workflow import Outcome, Workflow
-from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.team import AgentCall
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.telemetry import names
 from serve_apps.telemetry.episodes import Served, episode_spans

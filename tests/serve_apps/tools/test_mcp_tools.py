@@ -19,8 +19,8 @@ from serve_apps.authoring.agent import Agent, Tool, ToolError, ToolFault
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import ActingTeam, AgentCall
 from serve_apps.episode.runner import run_episode
+from serve_apps.episode.team import ActingTeam, AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.process_log import TAIL
 from serve_apps.tools.mcp_server import McpServer

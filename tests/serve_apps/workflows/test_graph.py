@@ -19,9 +19,9 @@ from serve_apps.authoring.expressions import parse_expression
 from serve_apps.authoring.graph import load_graph
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.runner import run_episode
 from serve_apps.episode.scripted import play_scripted
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.workflows.declared import Declared
 from stores.traces.corpus import build_corpus

@@ -10,8 +10,8 @@ import pytest
 from serve_apps.authoring.agent import Agent, Tool, ToolFault
 from serve_apps.authoring.contracts import Tags
 from serve_apps.authoring.workflow import Outcome, Workflow, together
-from serve_apps.episode.acting_team import ActingTeam
 from serve_apps.episode.scripted import GROUP, ByteTokenizer, play_scripted
+from serve_apps.episode.team import ActingTeam
 from serve_apps.workflows.orchestrated import Orchestrated
 from serve_apps.workflows.retrace import NotRetraced, retrace
 from stores.types import Purpose, Task, Trace

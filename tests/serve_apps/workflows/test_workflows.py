@@ -16,8 +16,8 @@ from serve_apps.authoring.agent import Reply, Tool, ToolError, TracedText
 from serve_apps.authoring.workflow import Outcome, Workflow, together
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.runner import run_episode
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.workflows.debate import HIDDEN, Debate, without_answer
 from serve_apps.workflows.hierarchical_search import HierarchicalSearch

@@ -17,7 +17,7 @@ import pytest
 from pipelines.tasks.splits import settings_of
 from serve_apps.authoring.environment import Environment
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import Script
 from serve_apps.worlds.workers import WorldWorkers
 from stores.types import EpisodeStatus, Task, Trace

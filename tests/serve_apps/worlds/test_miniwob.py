@@ -21,7 +21,7 @@ from pipelines.tasks.splits import settings_of
 from serve_apps.authoring.agent import AuthorError, ToolFault
 from serve_apps.authoring.environment import Environment
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import AgentCall
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import Script
 from serve_apps.worlds.workers import SCRIPT, WorldWorkers, workers_of
 from stores.types import Cause, EpisodeStatus, Task, Trace

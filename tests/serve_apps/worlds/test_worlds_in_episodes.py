@@ -16,9 +16,9 @@ from serve_apps.authoring.environment import Environment
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.acting_team import AgentCall
 from serve_apps.episode.demonstrate import demonstrate
 from serve_apps.episode.runner import run_episode
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec, Script
 from serve_apps.worlds.workers import workers_of
 from stores.traces.rows import episode_table, traces_of

@@ -1,8 +1,9 @@
-"""training: rules about algorithms, and the episodes that they compare or learn from."""
+"""training_rules: rules about algorithms, the episodes that they compare or learn from, and learners of the whole team."""
 
 from __future__ import annotations
 
 from pipelines.config.run_sections import RunSections
+from train_loops.config import TEAM, TEAM_CRITICS
 from train_loops.estimators import ESTIMATORS
 
 
@@ -57,9 +58,8 @@ def costs_reach_the_turns_that_caused_them(config: RunSections) -> None:
                 "cheaper: take an algorithm that compares turns, dr_mas for example"
             )
     variants = config.collect.variants
-    if (
-        variants is not None and variants.kind != "counterfactual"
-    ):  # there a turn is compared with a turn, which is charged, too
+    # With `counterfactual` a turn is compared with a turn, which is charged, too.
+    if variants is not None and variants.kind != "counterfactual":
         raise ValueError(
             f"cost: collect.variants of kind {variants.kind} plays episodes whose outcomes are baselines, which no cost is taken from: take "
             "kind counterfactual, or drop one of the two"
@@ -86,3 +86,57 @@ def served_episodes_can_be_trained_on(config: RunSections) -> None:
                 f"collect.from_service: other versions sampled what was served, so model group {group!r} needs "
                 "train.mismatch.old_logprobs: recompute"
             )
+
+
+# Learners of the whole team, which run before the model groups are trained.
+
+
+def team_learns_as_one(config: RunSections) -> None:
+    """The model groups agree in all that a learner of the whole team uses."""
+    configs = {group: config.train_config(group) for group in config.model_groups}
+    first = config.team_config
+    if first is None:
+        return
+    if TEAM in configs:
+        raise ValueError(f"model_groups.{TEAM}: this name is the whole-team learner's: take another")
+    if first.estimator.updates_in_turn and len(configs) == 1:
+        raise ValueError(
+            f"train.algorithm: {first.algorithm} updates model groups one after another, and there is only one: with one group "
+            "take mappo (the same central critic) or ippo"
+        )
+    for group, train in configs.items():
+        if train.train_mixed_versions != first.train_mixed_versions:
+            raise ValueError(
+                f"model_groups.{group}.train.train_mixed_versions = {train.train_mixed_versions}: the whole team learns from "
+                f"the same episodes, and another model group has {first.train_mixed_versions}: set it in `train`, not per "
+                "model group"
+            )
+        if train.has_team_critic and train.advantage.whiten != first.advantage.whiten:
+            raise ValueError(
+                f"model_groups.{group}.train.advantage.whiten = {train.advantage.whiten!r}: the central critic's "
+                "advantages are whitened once for all model groups: set it in `train`, not per model group"
+            )
+        if train.team != first.team or (
+            train.algorithm != first.algorithm and (train.has_team_critic or first.has_team_critic)
+        ):
+            raise ValueError(
+                f"model_groups.{group}.train: the whole team learns first, so all model groups have the same "
+                f"train.team and, with {' or '.join(TEAM_CRITICS)}, the same train.algorithm: set both in "
+                "`train`, not per model group"
+            )
+
+
+def other_groups_can_be_promoted(config: RunSections) -> None:
+    """A group that keeps its parent after a failure has other groups, which are trained in stages of their own."""
+    if config.promote.on_failed_group == "fail":
+        return
+    if len(config.model_groups) == 1:
+        raise ValueError(
+            "promote.on_failed_group: keep_parent promotes the other model groups where one failed to train, and there is "
+            "only one: give fail"
+        )
+    if config.team_config is not None:
+        raise ValueError(
+            f"promote.on_failed_group: keep_parent, but with train.algorithm: {config.team_config.algorithm} all model groups are "
+            "trained in one stage, each on what the team learnt before: give fail"
+        )
