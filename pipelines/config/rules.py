@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from pipelines.config import training_rules as training
 from pipelines.config.messages import near
 from pipelines.config.run_sections import RunSections
 from pipelines.figures.registry import FIGURES, own_name
+
+DOTTED_PATH = re.compile(r"[\w.]+:\w+")
+
 
 # Agents, the model groups that they belong to and how they are sampled.
 
@@ -258,7 +262,7 @@ def own_figures_have_names(config: RunSections) -> None:
     """Each path of `evaluate.figures` has a name that no other figure has."""
     known = set(FIGURES)
     for number, path in enumerate(config.evaluate.figures):
-        if PATH.fullmatch(path) is None:
+        if DOTTED_PATH.fullmatch(path) is None:
             raise ValueError(f"evaluate.figures.{number}: {path!r} is not of the form 'package.module:name'")
         if own_name(path) in known:
             raise ValueError(f"evaluate.figures.{number}: there is a figure {own_name(path)!r} already: rename yours")
