@@ -18,8 +18,8 @@ from stores.journal.stage_results import (
     StageResult,
     Synced,
     TeamScore,
+    TrainAnswer,
     Trained,
-    TrainedLearner,
 )
 from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
 
@@ -64,8 +64,8 @@ def trained(group: str = "a", version: int = 1, **changes: Any) -> Trained:
     return Trained(**{**fields, **changes})
 
 
-def learner(**changes: Any) -> TrainedLearner:
-    return TrainedLearner(**{"model": model_ref("team", 1), "reason": "", "metrics": {}, "agents": {}, **changes})
+def learner(**changes: Any) -> TrainAnswer:
+    return TrainAnswer(**{"model": model_ref("team", 1), "reason": "", "metrics": {}, "agents": {}, **changes})
 
 
 def synced(**changes: Any) -> Synced:

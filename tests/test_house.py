@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "infra"))
 
-from house import House, Module, fields_without_use, read_house  # noqa: E402
+from house import House, Module, read_house  # noqa: E402
 
 pytestmark = pytest.mark.fast
 

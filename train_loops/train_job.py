@@ -1,19 +1,22 @@
-"""train_job: the record of one train job, which crosses processes as plain data."""
+"""train_job: the record of one train job, which crosses processes. Its answer is `stores.journal.stage_results.TrainAnswer`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
-from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
+from stores.types import ModelVersionRef, RewardsRef, TracesRef
 from train_loops.config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainJob:
-    """One job: train version `version` of a model group from `parent`, on pinned traces and rewards; see `parse_job`."""
+    """One job: train version `version` of a model group from `parent`, on pinned traces and rewards.
+
+    Raises ValueError for versions that cannot be.
+    """
 
     job_id: str
     run_id: str
@@ -38,6 +41,21 @@ class TrainJob:
     """HAPPO: the versions of other model groups that were trained before this one in this iteration, in order."""
     sampled_by: int | None = None
     """The version of this model group that sampled the episodes; None: the parent."""
+    leaves_gpu: bool = False
+    """Whether the trainer gives its GPU up after the job: an engine that serves has it then (`pool: shared`)."""
+    log: Mapping[str, Any] = field(default_factory=dict)
+    """What `stores.logs.carry` gives: the fields of the sender's log lines."""
+
+    def __post_init__(self) -> None:
+        if self.parent is None and not self.is_team:
+            raise ValueError(f"job {self.job_id}: only the team's learner begins without a parent")
+        if self.parent is not None and self.version <= self.parent.version:
+            raise ValueError(f"job {self.job_id}: version {self.version} must follow parent {self.parent.version}")
+        if self.sampled_by is not None and (type(self.sampled_by) is not int or self.sampled_by < 0):
+            raise ValueError(
+                f"job {self.job_id}: sampled_by is {self.sampled_by!r}: give the number of the version that sampled, from 0 on, "
+                "or none where the parent did"
+            )
 
     @property
     def parent_version(self) -> int | None:
@@ -50,41 +68,13 @@ class TrainJob:
         return self.sampled_by is not None and self.sampled_by != self.parent_version
 
 
-def parse_job(data: Mapping[str, Any]) -> TrainJob:
-    """Checks a job as it crosses processes (dicts inside). Raises ValueError for what is missing or wrong."""
-    try:
-        traces, rewards = dict(data["traces"]), dict(data["rewards"])
-        job = TrainJob(
-            job_id=data["job_id"],
-            run_id=data["run_id"],
-            iteration=data["iteration"],
-            model_group=data["model_group"],
-            seed=data["seed"],
-            parent=None if data["parent"] is None else ModelVersionRef(**data["parent"]),
-            version=data["version"],
-            traces=TracesRef(**traces | {"purpose": Purpose(traces["purpose"])}),
-            rewards=RewardsRef(**rewards | {"purpose": Purpose(rewards["purpose"])}),
-            credit_kind=data["credit_kind"],
-            train=TrainConfig.model_validate(data["train"]),
-            traces_uri=data["traces_uri"],
-            weights_uri=data["weights_uri"],
-            is_team=bool(data.get("is_team", False)),
-            team=ModelVersionRef(**data["team"]) if data.get("team") else None,
-            updated=tuple(ModelVersionRef(**ref) for ref in data.get("updated", ())),
-            sampled_by=data.get("sampled_by"),
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"job {data.get('job_id')!r} is not whole: {type(error).__name__} {error}") from None
-    if job.parent is None and not job.is_team:
-        raise ValueError(f"job {job.job_id}: only the team's learner begins without a parent")
-    if job.parent is not None and job.version <= job.parent.version:
-        raise ValueError(f"job {job.job_id}: version {job.version} must follow parent {job.parent.version}")
-    if job.sampled_by is not None and (type(job.sampled_by) is not int or job.sampled_by < 0):
-        raise ValueError(
-            f"job {job.job_id}: sampled_by is {job.sampled_by!r}: give the number of the version that sampled, from 0 on, "
-            "or none where the parent did"
-        )
-    return job
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainFailure:
+    """Why a job failed."""
+
+    kind: str
+    """The exception that was raised."""
+    message: str
 
 
 def train_parts(began: float, ends: Mapping[str, float]) -> dict[str, tuple[float, float]]:

@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from pipelines.cluster.faults import FaultKind, diagnose
 from pipelines.episodes.from_run import train_config
 from pipelines.run.cpu_threads import trainer_threads
 from pipelines.run.iteration import Iteration
-from pipelines.run.run import Run, plain
+from pipelines.run.run import Run
 from pipelines.stages.table import StageCall
 from stores.journal.run_values import RunValue
-from stores.journal.stage_results import Trained, TrainedLearner, TrainedTeam
+from stores.journal.stage_results import TrainAnswer, Trained, TrainedTeam
 from stores.logs import carry
 from stores.types import ModelVersionRef
 from train_loops.config import TEAM, TrainConfig
 from train_loops.signal.happo import update_order
+from train_loops.train_job import TrainJob
 from train_loops.worker.trainer_handle import TrainerHandle, TrainJobError, attach
 
 logger = logging.getLogger(__name__)
@@ -91,27 +93,34 @@ def _train_team(run: Run, iteration: Iteration, settings: TrainConfig, *, attemp
 def _train_group(run: Run, iteration: Iteration, model_group: str, *, attempt: str, **job: Any) -> Trained:
     parent = iteration.models[model_group]
     made = make_train_job(run, iteration, model_group, parent=parent, **job)
-    result = _run_job(run, model_group, made, attempt=attempt)
-    return Trained.from_json({**result, "model": result["model"] or plain(parent)})
+    answer = _run_job(run, model_group, made, attempt=attempt)
+    return Trained(
+        model=answer.model or parent,
+        reason=answer.reason,
+        metrics=answer.metrics,
+        agents=answer.agents,
+        parts=answer.parts,
+    )
 
 
-def _train_learner(run: Run, iteration: Iteration, *, via: str, attempt: str) -> TrainedLearner:
+def _train_learner(run: Run, iteration: Iteration, *, via: str, attempt: str) -> TrainAnswer:
     """Trains the team's learner in the trainer of model group `via`, from its version before this iteration if there is one."""
     before = [version for version in run.weights.versions(TEAM) if version < iteration.number]
     parent = run.weights.ref(TEAM, before[-1]) if before else None
-    job = make_train_job(run, iteration, TEAM, parent=parent, train=train_config(run, iteration.source, via))
-    return TrainedLearner.from_json(_run_job(run, via, {**job, "is_team": True}, attempt=attempt))
+    job = make_train_job(
+        run, iteration, TEAM, parent=parent, train=train_config(run, iteration.source, via), is_team=True
+    )
+    return _run_job(run, via, job, attempt=attempt)
 
 
-def _run_job(run: Run, via: str, job: Mapping[str, Any], *, attempt: str) -> dict[str, Any]:
-    """Has the trainer of model group `via` do a job; returns what `TrainerHandle.run_job` does."""
-    settings = TrainConfig.model_validate(job["train"])
+def _run_job(run: Run, via: str, job: TrainJob, *, attempt: str) -> TrainAnswer:
+    """Has the trainer of model group `via` do a job."""
     trainer = trainer_of(run, via)
-    job = {**job, "job_id": f"{job['job_id']}/{attempt}", "log": carry()}
     try:
-        return trainer.run_job(job, timeout_s=settings.job_timeout_s)
+        job = replace(job, job_id=f"{job.job_id}/{attempt}", log=carry())
+        return trainer.run_job(job, timeout_s=job.train.job_timeout_s)
     finally:
-        if not settings.keep_warm:
+        if not job.train.keep_warm:
             trainer.stop()
 
 
@@ -122,37 +131,39 @@ def make_train_job(
     *,
     parent: ModelVersionRef | None,
     train: TrainConfig | None = None,
+    is_team: bool = False,
     team: ModelVersionRef | None = None,
     updated: Sequence[ModelVersionRef] = (),
-) -> dict[str, Any]:
-    """What a trainer needs to make the iteration's version of a model group from `parent`; plain data.
+) -> TrainJob:
+    """What a trainer needs to make the iteration's version of a model group from `parent`.
 
     Args:
         train: the settings; None: the model group's.
-        team, updated: see `train_loops.train_job.TrainJob`.
+        team, updated: see `TrainJob`.
     """
     number, collected = iteration.number, iteration.collected
     # None where another run's policies sampled the episodes, whose weights are not here.
     sampled_by = collected.policy_versions.get(model_group) if iteration.source is None else None
-    return {
-        "job_id": f"{run.run_id}/{number}/{model_group}",
-        "run_id": run.run_id,
-        "iteration": number,
-        "model_group": model_group,
-        "seed": run.config.seed + number,
-        "parent": None if parent is None else plain(parent),
-        "sampled_by": sampled_by,
-        "version": number,
-        "traces": plain(collected.traces),
-        "rewards": plain(iteration.scored.rewards),
-        "credit_kind": run.credit.kind,
-        "train": (train or train_config(run, iteration.source, model_group)).model_dump(mode="json"),
-        "traces_uri": run.traces_uri,
-        "weights_uri": run.weights_uri,
-        "team": None if team is None else plain(team),
-        "updated": [plain(ref) for ref in updated],
-        "leaves_gpu": run.config.pool == "shared",
-    }
+    return TrainJob(
+        job_id=f"{run.run_id}/{number}/{model_group}",
+        run_id=run.run_id,
+        iteration=number,
+        model_group=model_group,
+        seed=run.config.seed + number,
+        parent=parent,
+        sampled_by=sampled_by,
+        version=number,
+        traces=collected.traces,
+        rewards=iteration.scored.rewards,
+        credit_kind=run.credit.kind,
+        train=train or train_config(run, iteration.source, model_group),
+        traces_uri=run.traces_uri,
+        weights_uri=run.weights_uri,
+        is_team=is_team,
+        team=team,
+        updated=tuple(updated),
+        leaves_gpu=run.config.pool == "shared",
+    )
 
 
 def trainer_of(run: Run, model_group: str) -> TrainerHandle:

@@ -7,14 +7,13 @@ through `from_json()`, which refuses what is not whole. Read them through `pipel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field
 
+from stores.codec import Record
 from stores.types import ModelVersionRef, RewardsRef, TracesRef
-
-R = TypeVar("R", bound="StageResult")
 
 AgentFigures: TypeAlias = Mapping[str, Mapping[str, float]]
 """By agent, then by name of the figure."""
@@ -25,44 +24,37 @@ CHOSEN, PROBABILITY = "chosen/", "probability/"
 """What the figures of an agent's choices begin with; the option follows."""
 
 
-class Strict:
-    """A dataclass whose JSON may have no key that is not a field."""
-
-    __slots__ = ()
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values of every field."""
-        return _adapter(type(self)).dump_python(self, mode="json", by_alias=True)
-
-
-class StageResult(Strict):
+class StageResult(Record):
     """A frozen dataclass that is kept as JSON: `from_json(to_json())` is the record itself."""
 
     __slots__ = ()
     STAGE: ClassVar[str]
     """Name of the stage in the journal."""
+    BESIDE: ClassVar[str] = ""
+    """The field with a `TeamScore` whose own fields are, in JSON, keys beside the others: so a summary is read in one step."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; optional fields that hold their default are left out."""
-        data = Strict.to_json(self)
-        optional = {_json_name(f.name): f.default for f in fields(self) if f.default is not MISSING}  # type: ignore[arg-type]
-        return {name: value for name, value in data.items() if name not in optional or value != optional[name]}
+        """See `Record.to_json`."""
+        data = Record.to_json(self)
+        return {**(data.pop(self.BESIDE, None) or {}), **data}
 
     @classmethod
-    def from_json(cls: type[R], data: Mapping[str, Any]) -> R:
-        """The inverse of `to_json`; ValueError names every key that is missing, unknown or of another type."""
-        try:
-            return _adapter(cls).validate_python(dict(data))
-        except ValidationError as error:
-            faults = "; ".join(
-                f"{'.'.join(map(str, e['loc']))}: {_FAULTS.get(e['type'], e['msg'])}" for e in error.errors()
-            )
-            raise ValueError(f"the result of stage {cls.STAGE!r} ({cls.__name__}) cannot be read: {faults}") from None
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """See `Record.from_json`."""
+        if cls.BESIDE:
+            score = {f.name: data[f.name] for f in fields(TeamScore) if f.name in data}
+            rest = {name: value for name, value in data.items() if name not in score}
+            data = {**rest, cls.BESIDE: score} if score else rest
+        return super().from_json(data)
+
+    @classmethod
+    def described(cls) -> str:
+        """See `Record.described`."""
+        return f"the result of stage {cls.STAGE!r} ({cls.__name__})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracesSource(Strict):
+class TracesSource(Record):
     """Another run's iteration whose stored traces are trained on."""
 
     run: str
@@ -136,37 +128,30 @@ class Scored(StageResult):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained(StageResult):
-    """The version of one model group after training."""
-
-    STAGE: ClassVar[str] = "train"
-
-    model: ModelVersionRef
-    """The new version; the parent where nothing was trained."""
-    reason: str
-    """Why the model is the parent's; empty where it is a new version."""
-    metrics: Mapping[str, float]
-    """`train/<name>`."""
-    agents: AgentFigures
-    parts: TrainParts | None = None
-    """When the trainer did what; None where it did nothing in this attempt, because an earlier one had committed the version."""
-    is_failed: bool = False
-    """True where training failed for good and `promote.on_failed_group: keep_parent` lets the other model groups go on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedLearner(StageResult):
-    """The learner of the whole team (mappo, happo, mixers) after training."""
+class TrainAnswer(StageResult):
+    """What a trainer answers to a job: a version of a model group, or of the learner of the whole team (mappo, happo, mixers)."""
 
     STAGE: ClassVar[str] = "train"
 
     model: ModelVersionRef | None
     """None where there was nothing to learn from."""
     reason: str
+    """Why there is no new version; empty where there is one."""
     metrics: Mapping[str, float]
+    """`train/<name>`."""
     agents: AgentFigures
     parts: TrainParts | None = None
-    """As `Trained.parts`."""
+    """When the trainer did what; None where it did nothing in this attempt, because an earlier one had committed the version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained(TrainAnswer):
+    """The version of one model group after training."""
+
+    model: ModelVersionRef
+    """The new version; the parent where nothing was trained."""
+    is_failed: bool = False
+    """True where training failed for good and `promote.on_failed_group: keep_parent` lets the other model groups go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +162,7 @@ class TrainedTeam(StageResult):
 
     order: tuple[str, ...]
     """Model groups in the order in which they were updated."""
-    team: TrainedLearner
+    team: TrainAnswer
     model_groups: Mapping[str, Trained]
 
 
@@ -196,7 +181,7 @@ class Synced(StageResult):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TeamScore(Strict):
+class TeamScore(Record):
     """How well a team solved a set of tasks."""
 
     policy_versions: Mapping[str, int]
@@ -223,7 +208,7 @@ class TeamScore(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gain(Strict):
+class Gain(Record):
     """The paired difference candidate minus champion and its confidence interval."""
 
     mean: float
@@ -234,12 +219,10 @@ class Gain(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated(StageResult):
-    """The comparison of an iteration's versions with the champion, and the gate's verdict.
-
-    In JSON the fields of `candidate` are keys beside the others, so that a summary of the candidate is read in one step.
-    """
+    """The comparison of an iteration's versions with the champion, and the gate's verdict."""
 
     STAGE: ClassVar[str] = "evaluate"
+    BESIDE: ClassVar[str] = "candidate"
 
     verdict: str
     """`promote`, `reject`, `inconclusive` or `skipped`."""
@@ -280,19 +263,6 @@ class Evaluated(StageResult):
         """The score of the team that `promote` registers."""
         return self.promoted or self.candidate
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns JSON values, the candidate's score beside the other fields."""
-        data = StageResult.to_json(self)
-        return {**(data.pop("candidate", None) or {}), **data}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Evaluated:
-        """Reads JSON values in which the score stands beside the other fields."""
-        names = {f.name for f in fields(TeamScore)} & data.keys()
-        rest = {name: value for name, value in data.items() if name not in names}
-        candidate = {name: data[name] for name in names}
-        return super(Evaluated, cls).from_json({**rest, "candidate": candidate} if candidate else rest)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided(StageResult):
@@ -308,7 +278,7 @@ class Decided(StageResult):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control(Strict):
+class Control(Record):
     """How one agent did alone on the test tasks, with as many completion tokens as the team."""
 
     agent: str
@@ -328,6 +298,7 @@ class Measured(StageResult):
     """How a team did on the test tasks, which neither training nor the gate sees."""
 
     STAGE: ClassVar[str] = "measure"
+    BESIDE: ClassVar[str] = "score"
 
     score: TeamScore
     iteration: int
@@ -339,18 +310,6 @@ class Measured(StageResult):
     """By task id, the family of each task that names one."""
     control: Control | None = None
     """None where the config has no `evaluate.control`."""
-
-    def to_json(self) -> dict[str, Any]:
-        """See `StageResult.to_json`; the fields of `score` are keys beside the others."""
-        data = StageResult.to_json(self)
-        return {**data.pop("score"), **data}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Measured:
-        """Reads JSON values in which the score stands beside the other fields."""
-        names = {f.name for f in fields(TeamScore)} & data.keys()
-        rest = {name: value for name, value in data.items() if name not in names}
-        return super(Measured, cls).from_json({**rest, "score": {name: data[name] for name in names}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,24 +331,3 @@ def result_of(stage: str, ref: Mapping[str, Any]) -> StageResult | None:
         return TrainedTeam.from_json(ref)
     kind = next((kind for kind in KINDS if stage == kind.STAGE), None)
     return None if kind is None else kind.from_json(ref)
-
-
-_FAULTS = {
-    "missing": "is missing",
-    "unexpected_keyword_argument": "is an unknown key",
-    "extra_forbidden": "is an unknown key",
-}
-
-
-def _json_name(field: str) -> str:
-    return "from" if field == "source" else field
-
-
-def _adapter(kind: type[Strict]) -> TypeAdapter[Any]:
-    """What reads and writes a class; made once, which takes milliseconds."""
-    if kind not in _adapters:
-        _adapters[kind] = TypeAdapter(kind)
-    return _adapters[kind]
-
-
-_adapters: dict[type[Strict], TypeAdapter[Any]] = {}

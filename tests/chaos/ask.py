@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from pipelines.cluster.connect import connect, disconnect
@@ -50,8 +51,7 @@ def replay(run: Run) -> dict[int, float]:
         if "team" not in done.find_trained():
             break
         job = make_train_job(run, begin(run, STAGES["train"], iteration), "team", parent=parent)
-        result = trainer.run_job({**job, "weights_uri": str(folder / "weights")}, timeout_s=120)
-        parent = ModelVersionRef(**result["model"]) if result["model"] else parent
+        parent = trainer.run_job(replace(job, weights_uri=str(folder / "weights")), timeout_s=120).model or parent
         differences[iteration] = distance(run, run.trained(iteration)["team"], parent)
     trainer.stop()
     return differences

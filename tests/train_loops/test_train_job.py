@@ -1,22 +1,20 @@
-"""train_job: a job crosses processes as plain data and says who sampled; its result says when each part began and ended."""
+"""train_job: a job says who sampled; its result says when each part began and ended."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
 from train_loops.config import TrainConfig
-from train_loops.train_job import parse_job, train_parts
+from train_loops.train_job import TrainJob, train_parts
 
 pytestmark = pytest.mark.fast
 
 
-def plain_job(**changes: Any) -> dict[str, Any]:
-    """Version 3 of group `shared` from version 2, as JSON leaves it."""
+def train_job(**changes: Any) -> TrainJob:
+    """Version 3 of group `shared` from version 2."""
     about = {"uri": "traces", "version": 1, "tag": "t", "run_id": "run", "iteration": 3, "purpose": Purpose.TRAIN}
     data = {
         "job_id": "run/3/shared",
@@ -24,33 +22,33 @@ def plain_job(**changes: Any) -> dict[str, Any]:
         "iteration": 3,
         "model_group": "shared",
         "seed": 0,
-        "parent": asdict(ModelVersionRef(model_group="shared", version=2, uri="weights/2", manifest_sha256="0")),
+        "parent": ModelVersionRef(model_group="shared", version=2, uri="weights/2", manifest_sha256="0"),
         "version": 3,
-        "traces": asdict(TracesRef(**about, team_key="v1", num_episodes=1)),
-        "rewards": asdict(RewardsRef(**about, credit_version="c1", num_episodes=1)),
+        "traces": TracesRef(**about, team_key="v1", num_episodes=1),
+        "rewards": RewardsRef(**about, credit_version="c1", num_episodes=1),
         "credit_kind": "returns",
-        "train": TrainConfig().model_dump(mode="json"),
+        "train": TrainConfig(),
         "traces_uri": "traces",
         "weights_uri": "weights",
     }
-    return json.loads(json.dumps(data | changes))
+    return TrainJob(**data | changes)
 
 
 @pytest.mark.parametrize("given", [{}, {"sampled_by": None}, {"sampled_by": 2}])
 def test_the_parent_sampled_unless_another_version_is_named(given: dict[str, Any]) -> None:
-    assert not parse_job(plain_job(**given)).is_off_policy
+    assert not train_job(**given).is_off_policy
 
 
 @pytest.mark.parametrize("version", [0, 1, 5])
 def test_an_earlier_version_or_one_that_was_left_again_may_have_sampled(version: int) -> None:
-    job = parse_job(plain_job(sampled_by=version))
+    job = train_job(sampled_by=version)
     assert (job.sampled_by, job.is_off_policy) == (version, True)
 
 
 @pytest.mark.parametrize("version", [-1, 1.0, "1", True, [1]])
 def test_what_is_no_version_is_refused(version: Any) -> None:
     with pytest.raises(ValueError, match=r"job run/3/shared: sampled_by is .*: give the number of the version"):
-        parse_job(plain_job(sampled_by=version))
+        train_job(sampled_by=version)
 
 
 def test_each_part_begins_where_the_one_before_ended() -> None:

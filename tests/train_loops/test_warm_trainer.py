@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from synthetic_traces import GROUP, rewards_of, sample_traces
 
 from stores.files import read_file
+from stores.journal.stage_results import TrainAnswer
 from stores.traces.shown_advantages import ADVANTAGES_FILE
 from stores.traces.store import TraceStore
 from stores.types import ModelVersionRef, Purpose, Trace
@@ -36,6 +37,7 @@ from train_loops.engine.deepspeed_engine import Engine, join_workers, load_criti
 from train_loops.engine.models import Models
 from train_loops.engine.run_checkpoints import CarriedState, resume
 from train_loops.engine.warmstart import adopt
+from train_loops.train_job import TrainJob
 from train_loops.worker.trainer_handle import TrainerHandle, TrainJobError, attach
 
 pytestmark = pytest.mark.nightly
@@ -68,7 +70,7 @@ class Bench:
         config: TrainConfig = CONFIG,
         change: Any = None,
         sampler: ModelVersionRef | None = None,
-    ) -> dict[str, Any]:
+    ) -> TrainJob:
         """Samples from `sampler`, or else the parent, and jobs the parent's next version."""
         iteration, sampler = parent.version + 1, sampler or parent
         traces, _ = sample_traces(
@@ -80,22 +82,22 @@ class Bench:
         key = {"run_id": run_id, "iteration": iteration, "purpose": Purpose.TRAIN}
         pinned = self.traces.pin_episodes(**key, team_key=f"v{sampler.version}")
         rewards = self.traces.pin_rewards(**key, credit_version="c1", traces=pinned)
-        return {
-            "job_id": f"{run_id}-{iteration}",
-            "run_id": run_id,
-            "iteration": iteration,
-            "model_group": GROUP,
-            "seed": iteration,
-            "parent": asdict(parent),
-            "version": iteration,
-            "traces": asdict(pinned),
-            "rewards": asdict(rewards),
-            "credit_kind": "returns",
-            "train": config.model_dump(mode="json"),
-            "traces_uri": self.traces.uri,
-            "weights_uri": self.weights.uri,
-            "sampled_by": sampler.version,
-        }
+        return TrainJob(
+            job_id=f"{run_id}-{iteration}",
+            run_id=run_id,
+            iteration=iteration,
+            model_group=GROUP,
+            seed=iteration,
+            parent=parent,
+            version=iteration,
+            traces=pinned,
+            rewards=rewards,
+            credit_kind="returns",
+            train=config,
+            traces_uri=self.traces.uri,
+            weights_uri=self.weights.uri,
+            sampled_by=sampler.version,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +111,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory, ray_local: None) -> Iterator
             ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]), no_restart=True)
 
 
-def weights(bench: Bench, ref: dict[str, Any]) -> torch.Tensor:
-    tensors = load_file(bench.weights.fetch(ModelVersionRef(**ref)) / "model.safetensors")
+def weights(bench: Bench, ref: ModelVersionRef) -> torch.Tensor:
+    tensors = load_file(bench.weights.fetch(ref) / "model.safetensors")
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
@@ -124,7 +126,7 @@ def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(
     two = one.model_copy(update={"num_workers": 2, "deepspeed": DeepSpeedConfig(zero_stage=3)})
     ref = adopt(tiny_model, store=bench.store("weights-of-two"), model_group=GROUP, run_id="z3")
     alone = bench.store("weights-of-one")
-    parent = asdict(adopt(tiny_model, store=alone, model_group=GROUP, run_id="z3"))
+    parent = adopt(tiny_model, store=alone, model_group=GROUP, run_id="z3")
     sharded = replace(bench, weights=bench.store("weights-of-two"))
 
     # Two workers at ZeRO-3; a job that is refused does not leave one of them waiting for the other.
@@ -132,7 +134,7 @@ def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(
     handle = sharded.attach(two, run_name="z3")
     first_job = sharded.job(ref, run_id="z3", config=two)
     first = handle.run_job(first_job, 300)
-    v1 = ModelVersionRef(**first["model"])
+    v1 = first.model
     print(f"two workers: first job after {time.monotonic() - began:.1f} s")
     began = time.monotonic()
     with pytest.raises(TrainJobError, match="trainer and engine differ"):
@@ -144,24 +146,24 @@ def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(
     handle = sharded.attach(one, run_name="z3")
     resumed = handle.run_job(second_job, 300)
     pids = handle.status()["pids"]
-    place = {"weights_uri": alone.uri, "train": one.model_dump(mode="json")}
-    expected = [handle.run_job(first_job | place | {"parent": parent}, 300)]
-    expected.append(handle.run_job(second_job | place | {"parent": expected[0]["model"]}, 300))
+    place = {"weights_uri": alone.uri, "train": one}
+    expected = [handle.run_job(replace(first_job, **place, parent=parent), 300)]
+    expected.append(handle.run_job(replace(second_job, **place, parent=expected[0].model), 300))
     for by_two, by_one in zip((first, resumed), expected, strict=True):
         for name in ("train/loss", "train/critic_loss", "train/grad_norm"):
             print(f"{name}: two workers, ZeRO-3: {by_two['metrics'][name]:.8f}  one: {by_one['metrics'][name]:.8f}")
-            assert by_two["metrics"][name] == pytest.approx(by_one["metrics"][name], rel=1e-3)
-        assert by_two["metrics"]["train/is_state_lost"] == by_one["metrics"]["train/is_state_lost"] == 0
+            assert by_two.metrics[name] == pytest.approx(by_one.metrics[name], rel=1e-3)
+        assert by_two.metrics["train/is_state_lost"] == by_one.metrics["train/is_state_lost"] == 0
         assert (
-            weights(sharded, by_two["model"]) - weights(replace(bench, weights=alone), by_one["model"])
+            weights(sharded, by_two.model) - weights(replace(bench, weights=alone), by_one.model)
         ).abs().max() < 5e-5
 
     # Other settings of learning: the same process, and the optimizer's state goes on.
     other = TrainConfig(optimizer=OptimizerConfig(lr=5e-4), deepspeed=DeepSpeedConfig(zero_stage=2), num_minibatches=4)
-    third_job = sharded.job(ModelVersionRef(**resumed["model"]), run_id="z3", config=other)
-    newest = {"weights_uri": alone.uri, "parent": expected[1]["model"]}  # two checkpoints are kept: of `expected`
-    third = sharded.attach(other, run_name="z3").run_job(third_job | newest, 120)
-    assert (third["metrics"]["train/steps"], third["metrics"]["train/is_state_lost"]) == (4, 0)
+    third_job = sharded.job(resumed.model, run_id="z3", config=other)
+    newest = {"weights_uri": alone.uri, "parent": expected[1].model}  # two checkpoints are kept: of `expected`
+    third = sharded.attach(other, run_name="z3").run_job(replace(third_job, **newest), 120)
+    assert (third.metrics["train/steps"], third.metrics["train/is_state_lost"]) == (4, 0)
     assert handle.status()["pids"] == pids
     handle.stop()
 
@@ -175,11 +177,11 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, 
 
     began_at = time.time()
     first = handle.run_job(bench.job(ref), 120)
-    assert first["metrics"]["train/logprob_gap_max"] < 1e-5
-    assert first["metrics"]["train/steps"] == 2 and set(first["agents"]) == {"solver", "verifier"}
-    assert list(first["parts"]) == ["load", "read", "learn", "store"]
-    assert began_at <= first["parts"]["load"][0] < first["parts"]["store"][1] <= time.time()
-    v1 = ModelVersionRef(**first["model"])
+    assert first.metrics["train/logprob_gap_max"] < 1e-5
+    assert first.metrics["train/steps"] == 2 and set(first.agents) == {"solver", "verifier"}
+    assert list(first.parts) == ["load", "read", "learn", "store"]
+    assert began_at <= first.parts["load"][0] < first.parts["store"][1] <= time.time()
+    v1 = first.model
     bench.weights.verify(v1)
     manifest = bench.weights.manifest(v1)
     assert ADVANTAGES_FILE in manifest.files
@@ -193,22 +195,20 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, 
     began = time.monotonic()
     second = handle.run_job(job, 120)
     print(f"warm job {time.monotonic() - began:.2f} s {second['metrics']}")
-    v2 = ModelVersionRef(**second["model"])
+    v2 = second.model
     assert handle.status()["pids"] == pids
-    assert second["metrics"]["train/logprob_gap_max"] < 1e-5
+    assert second.metrics["train/logprob_gap_max"] < 1e-5
 
     # The same job again, from another handle: the stored result, no training.
     again = bench.attach().run_job(job, 120)
-    assert again["model"] == second["model"]
-    assert again["metrics"]["train/loss"] == second["metrics"]["train/loss"]
-    assert "parts" not in again, "nothing was done"
+    assert again.model == second.model
+    assert again.metrics["train/loss"] == second.metrics["train/loss"]
+    assert again.parts is None, "nothing was done"
 
     # Rows that the parent did not sample: refused with the reason, by the same process.
     with pytest.raises(TrainJobError, match="trainer and engine differ") as error:
         handle.run_job(bench.job(v2, run_id="bad", change=shift_tokens), 120)
     assert error.value.kind == "MismatchError"
-    with pytest.raises(TrainJobError, match="not whole"):
-        handle.run_job({"job_id": "x", "traces": {}, "rewards": {}}, 120)
 
     # A step that leaves no finite weight: no version is made of it, and the parent goes on below.
     far = CONFIG.model_copy(update={"optimizer": OptimizerConfig(lr=1e300)})
@@ -219,7 +219,7 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, 
 
     # Killed in the middle: the job ends with the version that an unkilled trainer makes, digit for digit.
     job = bench.job(v2)
-    done: list[dict[str, Any]] = []
+    done: list[TrainAnswer] = []
     began = time.monotonic()
     waiting = threading.Thread(target=lambda: done.append(handle.run_job(job, 240)))
     waiting.start()
@@ -231,7 +231,7 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, 
     assert time.monotonic() - began > 2, "the job ended before the kill"
     [third] = done
     assert handle.status()["pids"] != pids
-    assert third["metrics"]["train/steps"] == 2
+    assert third.metrics["train/steps"] == 2
 
     # The same jobs in another run, by a new trainer that has to load checkpoints: same weights, same optimizer.
     other = WeightStore(str(bench.root / "weights-of-a-copy"))
@@ -244,11 +244,11 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, 
     bench.attach().stop()
     time.sleep(1)
     handle = bench.attach()
-    unkilled = handle.run_job(job | {"weights_uri": other.uri, "parent": asdict(copied)}, 240)
-    assert unkilled["metrics"]["train/loss"] == third["metrics"]["train/loss"]
-    assert unkilled["metrics"]["train/grad_norm"] == third["metrics"]["train/grad_norm"]
-    assert torch.equal(weights(bench, unkilled["model"]), weights(bench, third["model"]))
-    assert not torch.equal(weights(bench, third["model"]), weights(bench, second["model"]))
+    unkilled = handle.run_job(replace(job, weights_uri=other.uri, parent=copied), 240)
+    assert unkilled.metrics["train/loss"] == third.metrics["train/loss"]
+    assert unkilled.metrics["train/grad_norm"] == third.metrics["train/grad_norm"]
+    assert torch.equal(weights(bench, unkilled.model), weights(bench, third.model))
+    assert not torch.equal(weights(bench, third.model), weights(bench, second.model))
     handle.stop()
     time.sleep(1)
     names = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True)]
@@ -263,31 +263,31 @@ def test_jobs_on_rows_of_an_earlier_version_and_of_the_parent_in_turn_keep_the_e
     handle = warm.attach(run_name="lag")
     jobs, done, pids = [], [], []
     for is_behind in (False, True, False, True):
-        parent = ModelVersionRef(**done[-1]["model"]) if done else ref
+        parent = done[-1].model if done else ref
         sampler = warm.weights.ref(GROUP, parent.version - 1) if is_behind else parent
         jobs.append(warm.job(parent, run_id="lag", sampler=sampler))
         done.append(handle.run_job(jobs[-1], 300))
         pids.append(handle.status()["pids"])
-        figures, note = done[-1]["metrics"], warm.weights.manifest(ModelVersionRef(**done[-1]["model"])).note
+        figures, note = done[-1].metrics, warm.weights.manifest(done[-1].model).note
         assert ("train/policy_gap_mean" in figures) == ("train/importance_weight" in figures) == is_behind
         assert ("train/logprob_gap_mean" in figures) != is_behind
         assert note == "dr_mas on 64 rows" + f" sampled by v{parent.version - 1}" * is_behind
     assert pids == pids[:1] * 4
-    load_s = [result["metrics"]["train/load_s"] for result in done]
+    load_s = [result.metrics["train/load_s"] for result in done]
     print(f"seconds to load: {load_s}")
     assert max(load_s[1:]) < load_s[0] / 4, "the engines stay, whoever sampled"
 
     # Each job by a trainer of its own, which loads the parent's checkpoint: the same weights, digit for digit.
     cold = replace(bench, weights=bench.store("weights-of-a-cold-lag"))
-    last = asdict(adopt(tiny_model, store=cold.weights, model_group=GROUP, run_id="lag"))
+    last = adopt(tiny_model, store=cold.weights, model_group=GROUP, run_id="lag")
     settings = CONFIG.model_copy(update={"keep_warm": False})
     for job, by_warm in zip(jobs, done, strict=True):
         by_cold = cold.attach(settings, run_name="cold-lag").run_job(
-            job | {"weights_uri": cold.weights.uri, "parent": last}, 300
+            replace(job, weights_uri=cold.weights.uri, parent=last), 300
         )
-        assert by_cold["metrics"]["train/grad_norm"] == by_warm["metrics"]["train/grad_norm"]
-        assert torch.equal(weights(cold, by_cold["model"]), weights(warm, by_warm["model"]))
-        last = by_cold["model"]
+        assert by_cold.metrics["train/grad_norm"] == by_warm.metrics["train/grad_norm"]
+        assert torch.equal(weights(cold, by_cold.model), weights(warm, by_warm.model))
+        last = by_cold.model
         time.sleep(1)
 
 
@@ -336,14 +336,14 @@ def test_another_place_replaces_the_trainer_and_a_critic_is_resumed_from_s3(
     first = handle.run_job(ppo_bench.job(ref, run_id="ppo", config=ppo), 240)
     with pytest.raises(ray.exceptions.RayActorError):
         other.status()
-    v1 = ModelVersionRef(**first["model"])
-    assert torch.equal(weights(ppo_bench, first["model"]), weights(ppo_bench, asdict(ref)))
+    v1 = first.model
+    assert torch.equal(weights(ppo_bench, first.model), weights(ppo_bench, ref))
     assert "warm-up" in ppo_bench.weights.manifest(v1).note
     handle.stop()
     time.sleep(1)
     second = ppo_bench.attach(ppo, run_name="ppo").run_job(ppo_bench.job(v1, run_id="ppo", config=ppo), 240)
-    v2 = ModelVersionRef(**second["model"])
-    assert not torch.equal(weights(ppo_bench, second["model"]), weights(ppo_bench, first["model"]))
+    v2 = second.model
+    assert not torch.equal(weights(ppo_bench, second.model), weights(ppo_bench, first.model))
     before, critic = (
         json.loads(read_file(f"{ppo_bench.weights.manifest(version).checkpoint}/critic.json") or b"")
         for version in (v1, v2)

@@ -10,33 +10,33 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from stores.journal.stage_results import TrainAnswer
 from stores.traces.store import TraceStore
+from stores.types import ModelVersionRef
 from stores.weights.manifest import Probe
 from stores.weights.store import WeightStore
 from train_loops.config import TEAM
 from train_loops.signal.team_signal import write_signal
-from train_loops.train_job import TrainJob, parse_job, train_parts
+from train_loops.train_job import TrainJob, train_parts
 
 logger = logging.getLogger(__name__)
 
 RESULT_FILE = "train_result.json"
 
 
-def train_team_learner(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Does a job whose model group is `TEAM`; returns the result (see `TrainerHandle.run_job`)."""
+def train_team_learner(job: TrainJob) -> TrainAnswer:
+    """Does a job whose model group is `TEAM`."""
     from train_loops.team.episodes import team_episodes
     from train_loops.team.learner import TeamLearner
 
-    job = parse_job(data)
     store = WeightStore(job.weights_uri)
     existing = store.ref(TEAM, job.version)
     if existing is not None:  # an earlier try has committed it: its result is the answer
-        return json.loads((store.fetch(existing) / RESULT_FILE).read_text()) | {"model": asdict(existing)}
+        stored = json.loads((store.fetch(existing) / RESULT_FILE).read_text())
+        return replace(TrainAnswer.from_json(stored), model=existing)
     began = time.time()
     traces = TraceStore(job.traces_uri)
     episodes = team_episodes(
@@ -46,7 +46,7 @@ def train_team_learner(data: Mapping[str, Any]) -> dict[str, Any]:
         train_mixed_versions=job.train.train_mixed_versions,
     )
     if not episodes:
-        return {"model": None, "reason": "no episode with a rewarded turn", "metrics": {}, "agents": {}}
+        return TrainAnswer(model=None, reason="no episode with a rewarded turn", metrics={}, agents={})
     ends = {"read": time.time()}
     learner = TeamLearner(job.train, seed=job.seed - job.iteration)
     is_resumed = job.parent is not None and learner.load(store.fetch(job.parent))
@@ -54,18 +54,19 @@ def train_team_learner(data: Mapping[str, Any]) -> dict[str, Any]:
     signal, metrics = learner.learn(episodes, seed=job.seed)
     ends["learn"] = time.time()
     metrics["train/is_state_lost"] = float(job.parent is not None and not is_resumed)
-    result = {"reason": "", "metrics": metrics | {"train/episodes": float(len(episodes))}, "agents": {}}
+    metrics["train/episodes"] = float(len(episodes))
+    answer = TrainAnswer(model=None, reason="", metrics=metrics, agents={})
     with tempfile.TemporaryDirectory(prefix="troupe-team-") as scratch:
         folder = Path(scratch)
         learner.save(folder)
         write_signal(folder, signal)
-        (folder / RESULT_FILE).write_text(json.dumps(result))
+        (folder / RESULT_FILE).write_text(json.dumps(answer.to_json()))
         ref = _commit(store, job, folder)
     logger.info("committed version %d of the team's learner after %d episodes", job.version, len(episodes))
-    return result | {"model": asdict(ref), "parts": train_parts(began, ends | {"store": time.time()})}
+    return replace(answer, model=ref, parts=train_parts(began, ends | {"store": time.time()}))
 
 
-def _commit(store: WeightStore, job: TrainJob, folder: Path) -> Any:
+def _commit(store: WeightStore, job: TrainJob, folder: Path) -> ModelVersionRef:
     return store.commit(
         folder,
         model_group=TEAM,

@@ -19,12 +19,13 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stores.files import naming_file
+from stores.journal.stage_results import TrainAnswer, TrainParts
 from stores.logs import bound, carried
 from stores.traces.shown_advantages import write_advantages
 from stores.traces.store import TraceStore
@@ -34,7 +35,7 @@ from stores.weights.store import WeightStore
 from train_loops.config import TrainConfig
 from train_loops.engine.run_checkpoints import CarriedState, agree, drop_older, resume, store_state, sweep
 from train_loops.signal.team_signal import LOG_RATIOS_FILE, read_team_signal
-from train_loops.train_job import TrainJob, parse_job, train_parts
+from train_loops.train_job import TrainFailure, TrainJob, train_parts
 from train_loops.worker.freed_memory import release_if_scarce
 
 if TYPE_CHECKING:
@@ -70,25 +71,25 @@ def run_worker(settings: dict[str, Any]) -> None:
     ray.get(supervisor.hello.remote(epoch, rank, os.getpid()), timeout=ANSWER_TIMEOUT_S)
     last = ""
     while True:
-        job = ray.get(supervisor.next_job.remote(epoch, last, POLL_S), timeout=POLL_S + ANSWER_TIMEOUT_S)
-        if job is None:
+        handed_out = ray.get(supervisor.next_job.remote(epoch, last, POLL_S), timeout=POLL_S + ANSWER_TIMEOUT_S)
+        if handed_out is None:
             continue
-        last = job["attempt"]
+        last, job = handed_out
         try:
-            with carried(job.get("log", {})), bound(worker=rank):
+            with carried(job.log), bound(worker=rank):
                 try:
-                    result = worker.execute_team(job) if job.get("is_team") else worker.execute(job)
+                    answer = worker.execute_team(job) if job.is_team else worker.execute(job)
                 finally:
-                    if job.get("leaves_gpu"):
+                    if job.leaves_gpu:
                         worker.leave_gpu()
         except ValueError as error:
-            failure = {"kind": type(error).__name__, "message": str(error)}
+            failure = TrainFailure(kind=type(error).__name__, message=str(error))
             ray.get(supervisor.failed.remote(epoch, last, failure), timeout=ANSWER_TIMEOUT_S)
             if num_workers > 1:  # the others may wait for this one in a collective: only a restart frees them
                 raise
         else:
             if rank == 0:
-                ray.get(supervisor.finished.remote(epoch, last, result), timeout=ANSWER_TIMEOUT_S)
+                ray.get(supervisor.finished.remote(epoch, last, answer), timeout=ANSWER_TIMEOUT_S)
         release_if_scarce()
 
 
@@ -116,25 +117,24 @@ class Worker:
         self._lost: list[str] = []
         """The parts of the parent's state that could not be resumed; the next version's note names them."""
 
-    def execute_team(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Does a job of the whole team's learner on worker 0 and gives every worker its result; see `team/trainer.py`."""
+    def execute_team(self, job: TrainJob) -> TrainAnswer:
+        """Does a job of the whole team's learner on worker 0 and gives every worker its answer; see `team/trainer.py`."""
         import torch.distributed as dist
 
         from train_loops.team.trainer import train_team_learner
 
-        return agree(train_team_learner(data) if dist.get_rank() == 0 else None)
+        return agree(train_team_learner(job) if dist.get_rank() == 0 else None)
 
-    def execute(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Trains one job to a committed version; returns the result (see `TrainerHandle.run_job`)."""
-        job = parse_job(data)
+    def execute(self, job: TrainJob) -> TrainAnswer:
+        """Trains one job to a committed version."""
         store = WeightStore(job.weights_uri)
-        stored = agree(_stored_result(store, job))
+        stored = agree(_stored_answer(store, job))
         if stored is not None:
             logger.info("version %d is committed already", job.version)
             return stored
         began, started = time.time(), time.perf_counter()
         parent = job.parent
-        assert parent is not None, "parse_job: a model group's job has a parent"
+        assert parent is not None, "TrainJob: a model group's job has a parent"
         parent_folder = store.fetch(parent)
         self._hold(job, parent, store)
         loaded = time.perf_counter()
@@ -147,7 +147,7 @@ class Worker:
         learned.metrics["train/is_state_lost"] = float(bool(self._lost))
         if learned.reason:
             logger.info("keeps version %d: %s", parent.version, learned.reason)
-            return _result(None, learned) | {"parts": train_parts(began, ends)}
+            return _answer(None, learned, parts=train_parts(began, ends))
         note = _note(job, learned, trains_policy=trains_policy, lost=self._lost)
         self._held = self._store(job, store, parent_folder, learned=learned, note=note)
         self._lost = []
@@ -157,7 +157,7 @@ class Worker:
             int(learned.metrics["train/rows"]),
             time.perf_counter() - started,
         )
-        return _result(self._held, learned) | {"parts": train_parts(began, ends | {"store": time.time()})}
+        return _answer(self._held, learned, parts=train_parts(began, ends | {"store": time.time()}))
 
     def leave_gpu(self) -> None:
         """Frees the GPU after a job, whatever became of it.
@@ -293,7 +293,7 @@ class Worker:
                 out = export_adapter(self._models.policy, scratch)
             if dist.get_rank() == 0:
                 with naming_file(out):
-                    (out / RESULT_FILE).write_text(json.dumps(_result(None, learned)))
+                    (out / RESULT_FILE).write_text(json.dumps(_answer(None, learned).to_json()))
                     write_advantages(out, learned.advantages)
                     if learned.log_ratios:
                         (out / LOG_RATIOS_FILE).write_text(json.dumps(learned.log_ratios))
@@ -330,8 +330,8 @@ def _is_exact(job: TrainJob, store: WeightStore) -> bool:
     return is_float32 and parent.base is None and not job.train.deepspeed.bf16
 
 
-def _stored_result(store: WeightStore, job: TrainJob) -> dict[str, Any] | None:
-    """Returns the result that was stored with the job's version; None if the version is not committed.
+def _stored_answer(store: WeightStore, job: TrainJob) -> TrainAnswer | None:
+    """Returns the answer that was stored with the job's version; None if the version is not committed.
 
     Raises ValueError where the version exists, but another job made it.
     """
@@ -347,7 +347,7 @@ def _stored_result(store: WeightStore, job: TrainJob) -> dict[str, Any] | None:
     path = store.fetch(ref) / RESULT_FILE
     if not path.is_file():
         raise ValueError(f"{ref.uri} exists already and was not made by a trainer: ask for another version")
-    return json.loads(path.read_text()) | {"model": asdict(ref)}
+    return replace(TrainAnswer.from_json(json.loads(path.read_text())), model=ref)
 
 
 def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> tuple[tuple[float, ...], ...]:
@@ -364,10 +364,5 @@ def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> t
     return tuple(logprobs)
 
 
-def _result(ref: ModelVersionRef | None, learned: Learned) -> dict[str, Any]:
-    return {
-        "model": asdict(ref) if ref is not None else None,
-        "reason": learned.reason,
-        "metrics": dict(learned.metrics),
-        "agents": learned.agents,
-    }
+def _answer(ref: ModelVersionRef | None, learned: Learned, *, parts: TrainParts | None = None) -> TrainAnswer:
+    return TrainAnswer(model=ref, reason=learned.reason, metrics=learned.metrics, agents=learned.agents, parts=parts)

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from stores.files import is_uri, local_path
+from stores.journal.stage_results import TrainAnswer
 from stores.journal.waiting import waiting
 from stores.placement import ON_HEAD
 from train_loops.config import TrainConfig
+from train_loops.train_job import TrainFailure, TrainJob
 from train_loops.worker.trainer import NAMESPACE
 from train_loops.worker.trainer_supervisor import MAX_FAILED_STARTS, TrainerSupervisor
 
@@ -71,16 +73,12 @@ class TrainerHandle:
             "train.start_timeout_s, or look whether Ray has the CPUs and GPUs that train asks for"
         )
 
-    def run_job(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Sends one job and returns its result; sends it again after failures of processes or machines.
+    def run_job(self, job: TrainJob, timeout_s: float) -> TrainAnswer:
+        """Sends one job and returns the answer; sends it again after failures of processes or machines.
 
         Args:
-            job: see `trainer.parse_job`. Sending a job whose version is committed returns the stored result.
+            job: where its version is committed already, the stored answer is returned.
             timeout_s: for all tries together.
-
-        Returns:
-            `{"model": ModelVersionRef dict | None, "reason": str, "metrics": {name: float}, "agents": {agent: {name:
-            float}}}`; the model is None, with a reason, where there was nothing to train.
 
         Raises:
             TrainJobError: the job failed for good (kind `MismatchError`, `ValueError`, ...).
@@ -90,17 +88,17 @@ class TrainerHandle:
 
         # The supervisor keeps results by attempt: a job that is sent once more later must be done again, not be answered
         # with the failure of the first time.
-        attempt = f"{job['job_id']}/{uuid.uuid4().hex[:8]}"
+        attempt = f"{job.job_id}/{uuid.uuid4().hex[:8]}"
         deadline = time.monotonic() + timeout_s
-        result = None
+        result: TrainAnswer | TrainFailure | None = None
         is_submitted = False
         while result is None and (left := deadline - time.monotonic()) > 0:
             try:
                 if not is_submitted:
                     with waiting(f"trainer {self._name} to take its job"):
-                        ray.get(self._actor.submit.remote(job | {"attempt": attempt}), timeout=left)
+                        ray.get(self._actor.submit.remote(attempt, job), timeout=left)
                     is_submitted = True
-                with waiting(f"trainer {self._name} to do job {job['job_id']}"):
+                with waiting(f"trainer {self._name} to do job {job.job_id}"):
                     result = ray.get(self._actor.result.remote(attempt, min(left, POLL_S)), timeout=left + 1)
             except ray.exceptions.GetTimeoutError:
                 break
@@ -109,13 +107,13 @@ class TrainerHandle:
                 is_submitted = False
         if result is None:
             raise TimeoutError(
-                f"job {job['job_id']} had no result after {timeout_s:.0f} s, trainer {self._name}: "
+                f"job {job.job_id} had no result after {timeout_s:.0f} s, trainer {self._name}: "
                 f"{self._describe()}; raise train.job_timeout_s"
             )
         if not self._keep_warm:
             self.stop()
-        if "error" in result:
-            raise TrainJobError(**result["error"])
+        if isinstance(result, TrainFailure):
+            raise TrainJobError(result.kind, result.message)
         return result
 
     def status(self) -> dict[str, Any]:

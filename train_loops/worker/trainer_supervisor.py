@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from stores.journal.stage_results import TrainAnswer
+from train_loops.train_job import TrainFailure, TrainJob
 from train_loops.worker.trainer import ANSWER_TIMEOUT_S, NAMESPACE, run_worker
 
 MAX_TRIES = 2
@@ -61,9 +63,9 @@ class TrainerSupervisor:
         os.environ.update({k: os.environ.get(k, v) for k, v in ENVIRONMENT.items()})
         self._name, self._settings = name, settings
         self._epoch = ""
-        self._jobs: dict[str, dict[str, Any]] = {}
+        self._jobs: dict[str, TrainJob] = {}
         """Open attempts, oldest first."""
-        self._results: dict[str, dict[str, Any]] = {}
+        self._results: dict[str, TrainAnswer | TrainFailure] = {}
         """By attempt, oldest first."""
         self._tries: dict[str, int] = {}
         """By attempt, how often its training raised."""
@@ -80,15 +82,15 @@ class TrainerSupervisor:
 
     # Called by handles.
 
-    async def submit(self, job: dict[str, Any]) -> None:
+    async def submit(self, attempt: str, job: TrainJob) -> None:
         """Queues an attempt; one that is known already is left as it is."""
-        if job["attempt"] not in self._results:
-            self._jobs.setdefault(job["attempt"], job)
+        if attempt not in self._results:
+            self._jobs.setdefault(attempt, job)
         self._give_up_if_unable()
         await self._wake()
 
-    async def result(self, attempt: str, wait_s: float) -> dict[str, Any] | None:
-        """Returns the result of an attempt, or `{"error": ...}`; None if there is none after `wait_s`."""
+    async def result(self, attempt: str, wait_s: float) -> TrainAnswer | TrainFailure | None:
+        """Returns what became of an attempt; None if that is not known after `wait_s`."""
         await self._wait(lambda: attempt in self._results, wait_s)
         return self._results.get(attempt)
 
@@ -118,8 +120,8 @@ class TrainerSupervisor:
             self._num_failed_starts = 0
         await self._wake()
 
-    async def next_job(self, epoch: str, last: str, wait_s: float) -> dict[str, Any] | None:
-        """Returns the oldest open attempt other than `last`; None if there is none after `wait_s`.
+    async def next_job(self, epoch: str, last: str, wait_s: float) -> tuple[str, TrainJob] | None:
+        """Returns the oldest open attempt other than `last`, with its job; None if there is none after `wait_s`.
 
         Every worker asks for itself. Rank 0 may not yet have reported `last`, so the oldest attempt can still be that one:
         the others must not be given it again.
@@ -130,38 +132,38 @@ class TrainerSupervisor:
         if oldest in ("", last):
             return None
         self._handed_out = oldest
-        return self._jobs[oldest]
+        return oldest, self._jobs[oldest]
 
-    async def finished(self, epoch: str, attempt: str, result: dict[str, Any]) -> None:
-        """Takes the result of an attempt: its version is committed, or there was nothing to train."""
+    async def finished(self, epoch: str, attempt: str, answer: TrainAnswer) -> None:
+        """Takes the answer to an attempt: its version is committed, or there was nothing to train."""
         self._check(epoch)
-        await self._close(attempt, result)
+        await self._close(attempt, answer)
 
-    async def failed(self, epoch: str, attempt: str, failure: dict[str, str]) -> None:
+    async def failed(self, epoch: str, attempt: str, failure: TrainFailure) -> None:
         """Takes note that an attempt failed by its own fault: it is not tried again."""
         self._check(epoch)
-        await self._close(attempt, {"error": failure})
+        await self._close(attempt, failure)
 
     # Called by the controller.
 
-    async def group_failed(self, epoch: str, failure: dict[str, str], is_death: bool) -> None:
+    async def group_failed(self, epoch: str, failure: TrainFailure, is_death: bool) -> None:
         """Takes note that the workers ended; the attempt they were at is tried again by the next ones, if it may.
 
         Args:
-            failure: kind and message of what the worker raised.
+            failure: what the worker raised.
             is_death: the worker was killed or lost. More of these are allowed, because they are rarely the job's fault.
         """
         self._check(epoch)
         if not self._is_ready():
             self._num_failed_starts += not is_death
-            self._error = f"{failure['kind']}: {failure['message']}"
+            self._error = f"{failure.kind}: {failure.message}"
         self._pids.clear()
         attempt, self._handed_out = self._handed_out, ""
         if attempt in self._jobs:
             counts, limit = (self._deaths, MAX_DEATHS) if is_death else (self._tries, MAX_TRIES)
             counts[attempt] = counts.get(attempt, 0) + 1
             if counts[attempt] >= limit:
-                await self._close(attempt, {"error": failure})
+                await self._close(attempt, failure)
         self._give_up_if_unable()
         await self._wake()
 
@@ -175,7 +177,7 @@ class TrainerSupervisor:
     def _oldest(self) -> str:
         return next(iter(self._jobs), "")
 
-    async def _close(self, attempt: str, result: dict[str, Any]) -> None:
+    async def _close(self, attempt: str, result: TrainAnswer | TrainFailure) -> None:
         self._jobs.pop(attempt, None)
         self._results.setdefault(attempt, result)
         self._handed_out = ""
@@ -188,7 +190,7 @@ class TrainerSupervisor:
             return
         for attempt in list(self._jobs):
             self._jobs.pop(attempt)
-            self._results[attempt] = {"error": {"kind": "TrainerStartError", "message": self._error}}
+            self._results[attempt] = TrainFailure(kind="TrainerStartError", message=self._error)
 
     async def _wake(self) -> None:
         async with self._condition:
@@ -230,7 +232,7 @@ def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
             # When one worker is killed the others fail in their collectives: the death is the cause, not their errors.
             rank = min(worker_exceptions, key=lambda r: (not is_death[r], r))
             error = getattr(worker_exceptions[rank], "_base_exc", worker_exceptions[rank])
-            failure = {"kind": type(error).__name__, "message": str(error)}
+            failure = TrainFailure(kind=type(error).__name__, message=str(error))
             supervisor = ray.get_actor(name, namespace=NAMESPACE)
             ray.get(supervisor.group_failed.remote(epoch, failure, is_death[rank]), timeout=ANSWER_TIMEOUT_S)
 

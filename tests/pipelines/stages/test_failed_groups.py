@@ -12,11 +12,13 @@ from stage_records import call, collected, evaluated, finish, scored, synced
 from pipelines.config.run_config import load_config
 from pipelines.report.record import _notes
 from pipelines.report.so_far import SoFar
-from pipelines.run.run import Run, plain
+from pipelines.run.run import Run
 from pipelines.stages import evaluate, train
 from pipelines.stages.promote import promote
 from pipelines.stages.steps import run_stage
+from stores.journal.stage_results import TrainAnswer
 from stores.types import ModelVersionRef
+from train_loops.train_job import TrainJob
 from train_loops.worker.trainer_handle import TrainJobError
 
 pytestmark = pytest.mark.fast
@@ -32,10 +34,10 @@ class Trainer:
     def __init__(self, group: str, fault: Exception | None) -> None:
         self.group, self.fault = group, fault
 
-    def run_job(self, job: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    def run_job(self, job: TrainJob, *, timeout_s: float) -> TrainAnswer:
         if self.fault is not None:
             raise self.fault
-        return {"model": plain(ref(self.group, 1)), "reason": "", "metrics": {}, "agents": {}}
+        return TrainAnswer(model=ref(self.group, 1), reason="", metrics={}, agents={})
 
     def stop(self) -> None:
         """Called where a trainer hangs; this one has no process."""

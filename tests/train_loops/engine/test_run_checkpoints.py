@@ -10,13 +10,12 @@ import torch
 import torch.distributed as dist
 from synthetic_engine import OPTIMIZER, train
 
-from tests.train_loops.test_train_job import plain_job
+from tests.train_loops.test_train_job import train_job
 from train_loops.config import DeepSpeedConfig
 from train_loops.engine.critic import value_head
 from train_loops.engine.deepspeed_engine import Engine, join_workers, load_critic, load_policy
 from train_loops.engine.models import Models
 from train_loops.engine.run_checkpoints import CarriedState, drop_older, store_state
-from train_loops.train_job import parse_job
 
 pytestmark = pytest.mark.test
 
@@ -54,7 +53,7 @@ def test_training_state_that_is_not_finite_is_not_stored(tiny_model: Path, tmp_p
             scorer.value_head.bias.fill_(math.nan)
         else:
             next(iter(policy._optimizer.state.values()))["exp_avg_sq"][0] = math.inf
-    models, job = Models(policy=policy, critic=critic), parse_job(plain_job())
+    models, job = Models(policy=policy, critic=critic), train_job()
     with pytest.raises(ValueError, match=r"version 3 of shared is not stored: tensor .* holds infinity or NaN"):
         store_state(models, CarriedState(kl_coef=0.0), job=job, run_folder=str(tmp_path), has_own_weights=False)
     models.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -49,12 +50,13 @@ def test_a_trainer_gives_memory_back_after_a_job_that_failed_too(monkeypatch: py
     """`run_worker` with a supervisor that is no actor: a job that fails, one that is done, then the end."""
     told: list[str] = []
 
-    def fails_then_works(self: object, job: dict[str, str]) -> dict[str, str]:
-        if job["attempt"] == "bad":
+    def fails_then_works(self: object, job: Any) -> None:
+        if job.log["attempt"] == "bad":
             raise ValueError("a row is missing")
-        return {}
 
-    jobs = iter([{"attempt": "bad"}, {"attempt": "good"}])
+    jobs = iter(
+        [(name, SimpleNamespace(log={"attempt": name}, is_team=False, leaves_gpu=False)) for name in ("bad", "good")]
+    )
     methods = {
         "hello": lambda *_: None,
         "next_job": lambda *_: next(jobs),

@@ -1,0 +1,46 @@
+"""codec: records <-> JSON values, both ways derived from the types of the fields. (Arrow columns: `stores/traces/rows.py`.)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, ClassVar, Self
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+FAULTS = {
+    "missing": "is missing",
+    "unexpected_keyword_argument": "is an unknown key",
+    "extra_forbidden": "is an unknown key",
+}
+
+
+class Record:
+    """A frozen dataclass that is kept as JSON: `from_json(to_json())` is the record itself."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns JSON values; fields that hold their default are left out."""
+        return _adapter(type(self)).dump_python(self, mode="json", by_alias=True, exclude_defaults=True)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`; ValueError names every key that is missing, unknown or of another type."""
+        try:
+            return _adapter(cls).validate_python(dict(data))
+        except ValidationError as error:
+            faults = "; ".join(
+                f"{'.'.join(map(str, e['loc']))}: {FAULTS.get(e['type'], e['msg'])}" for e in error.errors()
+            )
+            raise ValueError(f"{cls.described()} cannot be read: {faults}") from None
+
+    @classmethod
+    def described(cls) -> str:
+        """What a message calls such a record."""
+        return cls.__name__
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""What reads and writes a class; made once, which takes milliseconds."""
