@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -35,6 +36,15 @@ class Record:
                 f"{'.'.join(map(str, e['loc']))}: {FAULTS.get(e['type'], e['msg'])}" for e in error.errors()
             )
             raise ValueError(f"{cls.described()} cannot be read: {faults}") from None
+
+    def to_text(self) -> str:
+        """Returns the text of a file with this record; floats keep every digit."""
+        return json.dumps(self.to_json(), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """The inverse of `to_text`; raises as `from_json`, and json.JSONDecodeError for what is no JSON."""
+        return cls.from_json(json.loads(text))
 
     @classmethod
     def described(cls) -> str:

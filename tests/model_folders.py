@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import transformers  # noqa: F401 - where it is there already, folders are checked in this process, which saves seconds each
+
 from tests.small_tokenizers import build
 
 SIZE_OF = {"F32": 4, "BF16": 2}

@@ -32,8 +32,8 @@ def check_model_folder(folder: Path) -> CheckedFolder:
     shape = check_model_files(folder)
     if not knows_all_tensors(shape):
         notes.append(
-            f"which tensors a model of type {shape['model_type']} needs is not known here: only sizes and the number of "
-            "layers were compared with config.json"
+            f"which tensors a model of type {shape['model_type']} needs was not looked at, because it is quantized or transformers is "
+            "not installed: only sizes and the number of layers were compared with config.json"
         )
     text = shape.get("text_config")
     shape |= text if isinstance(text, dict) else {}

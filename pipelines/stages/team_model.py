@@ -31,7 +31,7 @@ class TeamModel(PythonModel):
         """Reads the manifest; nothing heavy is loaded before the first prediction."""
         from stores.registry.team import Team
 
-        self._team = Team.from_json(Path(context.artifacts["team"]).read_text())
+        self._team = Team.from_text(Path(context.artifacts["team"]).read_text())
         self._local: Any = None
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:

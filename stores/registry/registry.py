@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from stores.files import read_file
 from stores.journal.sqlite_urls import sqlite_file
 from stores.registry.experiment import absolute, connect, numbers, open_experiment, open_run
-from stores.registry.team import Team, TeamVersion
-from stores.registry.team_page import KEY_TAG, about_name, about_version, tags_of
+from stores.registry.team import KEY_TAG, Team, TeamVersion, about_name, about_version, tags_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -85,7 +84,7 @@ class TeamRegistry:
             raise ValueError(f"no team {name!r} {version!r} in {self.tracking_uri}: {self._existing(name)}")
         file = f"{entry.source}/{TEAM_FILE}"
         try:
-            team, registered = Team.from_json(self._read(file)), entry.tags.get(KEY_TAG)
+            team, registered = Team.from_text(self._read(file)), entry.tags.get(KEY_TAG)
         except json.JSONDecodeError as error:
             raise ValueError(f"{file} is damaged, it is no JSON ({error}): put a copy of it back") from None
         if team.sha256 != registered:
@@ -186,7 +185,7 @@ class TeamRegistry:
             if code is not None:
                 _save_pyfunc(model_folder, team, code)
             model_folder.mkdir(exist_ok=True)
-            (model_folder / TEAM_FILE).write_text(team.to_json())
+            (model_folder / TEAM_FILE).write_text(team.to_text())
             self._client.log_model_artifacts(model.model_id, str(model_folder))
         self._log_metrics(team, mlflow_run, model.model_id)
         self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
@@ -261,7 +260,7 @@ def _save_pyfunc(folder: Path, team: Team, code: Path) -> None:
         ),
     )
     manifest = folder.parent / TEAM_FILE
-    manifest.write_text(team.to_json())
+    manifest.write_text(team.to_text())
     logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)  # warns where there is no pip, as under uv
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that type hints give no signature: there is one already

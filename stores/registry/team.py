@@ -1,18 +1,24 @@
-"""team: the record of a registered team: workflow, prompts, credit rule and one model version per model group."""
+"""team: the record of a registered team (workflow, prompts, credit rule, one model version per model group), and what MLflow shows of it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
 
+from stores.codec import Record
+from stores.registry.experiment import numbers
 from stores.types import ModelVersionRef
+
+KEY_TAG = "troupe.team_sha256"
+MAX_DESCRIPTION_LENGTH = 5000
+"""MLflow accepts so many characters on any of its databases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Team:
+class Team(Record):
     """Everything that is evaluated, promoted, served and rolled back as one."""
 
     workflow: str
@@ -34,21 +40,6 @@ class Team:
     """The user's own modules, path -> text: workflow, credit rule and what they import. What is installed is no part of it."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """The data it was trained on, who made it, commits: see `pipelines/run/provenance.py`; JSON values."""
-
-    def to_json(self) -> str:
-        """Returns the text of `team.json`."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Team:
-        """Reads the text of `team.json`; the inverse of `to_json`. Raises ValueError for one of another version of Troupe."""
-        data = json.loads(text)
-        if unlike := data.keys() ^ {known.name for known in fields(cls)}:
-            raise ValueError(
-                f"team.json was written by another version of Troupe (it differs in {', '.join(sorted(unlike))})"
-            )
-        models = {group: ModelVersionRef(**ref) for group, ref in data.pop("models").items()}
-        return cls(models=models, **data)
 
     @property
     def sha256(self) -> str:
@@ -75,3 +66,103 @@ class TeamVersion:
     """The numbers of the evaluation summary, by their path in it."""
     created_at: float
     """Unix seconds."""
+
+
+def tags_of(team: Team) -> dict[str, str]:
+    """Returns the tags of a team version; `TeamRegistry.versions` reads some of them back."""
+    evaluation = numbers(team.evaluation)
+    tags = {
+        KEY_TAG: team.sha256,
+        "troupe.run_id": team.run_id,
+        "troupe.iteration": str(team.iteration),
+        "troupe.git_commit": team.git_commit,
+        "troupe.prompts_sha256": team.prompts_sha256,
+        "troupe.policy_versions": json.dumps({group: ref.version for group, ref in team.models.items()}),
+        "troupe.evaluation": json.dumps(dict(list(evaluation.items())[:100])),
+    }
+    tags["troupe.verdict"] = str(team.evaluation.get("verdict") or "")
+    tags["troupe.dag_run"] = str(team.provenance.get("links", {}).get("dag_run", ""))
+    return {name: text for name, text in tags.items() if text}
+
+
+def about_name(name: str) -> str:
+    """Returns the text above the list of a team's versions, in Markdown."""
+    return f"""A team of agents, trained by Troupe: workflow, prompts, credit rule and one model version per model group, promoted as one.
+
+`champion` is the best team so far, `previous` the champion that it followed, `candidate` the latest one.
+
+```
+troupe serve {name}@champion
+troupe lineage {name}@champion
+```
+
+```python
+mlflow.set_tracking_uri(...)  # this server or store
+mlflow.pyfunc.load_model("models:/{name}@champion").predict(pd.DataFrame({{"prompt": ["..."]}}))
+```
+"""
+
+
+def about_version(name: str, version: int, team: Team) -> str:
+    """Returns the text on the page of a team version, in Markdown; lists of versions show its first words unformatted."""
+    rows = [
+        f"| {group} | v{ref.version} | `{ref.manifest_sha256[:12]}` | {_data(team, group)} | `{ref.uri}` |"
+        for group, ref in sorted(team.models.items())
+    ]
+    made_by = team.provenance.get("made_by", "")
+    facts = {
+        "Verdict": _verdict(team.evaluation),
+        "Accuracy": _accuracy(team.evaluation),
+        "Workflow": f"`{team.workflow}`, prompts `{team.prompts_sha256[:12]}`",
+        "Credit": f"`{team.credit.get('path', '')}`, version `{str(team.credit.get('version', ''))[:12]}`",
+        "Own modules": ", ".join(f"`{path}`" for path in sorted(team.code)),
+        "Made by": f"`{made_by}`" if made_by else "",
+        "Commits": _commits(team),
+        "Links": ", ".join(f"{name}: {link}" for name, link in team.provenance.get("links", {}).items()),
+    }
+    lines = [
+        f"{_in_short(team.evaluation)}: run {team.run_id}, iteration {team.iteration}",
+        "",
+        *(f"- **{key}**: {value}" for key, value in facts.items() if value),
+        "",
+        "| model group | version | manifest | trained on | weights |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+        f"Everything behind it: `troupe lineage {name}@{version}`; the manifest is the artifact `team.json`.",
+    ]
+    return "\n".join(lines)[:MAX_DESCRIPTION_LENGTH]
+
+
+def _in_short(evaluation: Mapping[str, Any]) -> str:
+    """Returns verdict and accuracy, e.g. `promote 0.750`."""
+    return f"{evaluation['verdict']} {evaluation.get('accuracy', 0.0):.3f}" if "verdict" in evaluation else "first team"
+
+
+def _verdict(evaluation: Mapping[str, Any]) -> str:
+    if not evaluation:
+        return "the first team: nothing to compare it with"
+    return f"{evaluation.get('verdict', '')}: {evaluation.get('condition', '')}"
+
+
+def _accuracy(evaluation: Mapping[str, Any]) -> str:
+    if "accuracy" not in evaluation:
+        return ""
+    champion = evaluation.get("champion")
+    beside = f"; the champion then {champion['accuracy']:.3f}" if champion else ""
+    return f"{evaluation['accuracy']:.3f} on {evaluation.get('num_tasks', 0)} tasks of the gate{beside}"
+
+
+def _commits(team: Team) -> str:
+    commits = {"Troupe": team.git_commit, "workflow": team.provenance.get("workflow_commit", "")}
+    return ", ".join(f"{code} `{commit}`" for code, commit in commits.items() if commit)
+
+
+def _data(team: Team, group: str) -> str:
+    """Describes training data, e.g. `412 episodes of iteration 3 (traces@57, rewards@31)`."""
+    data = team.provenance.get("data", {}).get(group)
+    if data is None:
+        return ""
+    traces, rewards = data["traces"], data["rewards"]
+    pinned = f"traces@{traces['version']}, rewards@{rewards['version']}"
+    return f"{traces['num_episodes']} episodes of iteration {data['iteration']} ({pinned})"

@@ -6,12 +6,13 @@ import json
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from stores.codec import Record
 from stores.files import read_file
 from stores.types import ModelVersionRef
 from stores.weights.weight_files import MANIFEST, Folder, file_sha256
@@ -46,7 +47,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Record):
     """The description of a model version, with the checksums of its files."""
 
     model_group: str
@@ -73,26 +74,6 @@ class Manifest:
     base: ModelVersionRef | None = None
     """The version of which this one is an adapter; None: this one holds whole weights, config and tokenizer."""
 
-    def to_json(self) -> str:
-        """Returns the text of `manifest.json`; floats keep every digit."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Manifest:
-        """Reads the text of `manifest.json`; ValueError if it is no manifest."""
-        try:
-            data = {"folder": "", "base": None, **json.loads(text)}  # older manifests have neither
-            data = {f.name: data[f.name] for f in fields(cls)}
-            probe = data["probe"]
-            data["probe"] = Probe(
-                sequences=tuple(tuple(s) for s in probe["sequences"]), logprobs=tuple(map(tuple, probe["logprobs"]))
-            )
-            data["tensors"] = {n: (dtype, tuple(shape)) for n, (dtype, shape) in data["tensors"].items()}
-            data["base"] = None if data["base"] is None else ModelVersionRef(**data["base"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"not a manifest: {type(error).__name__} {error}") from None
-        return cls(**data)
-
 
 def read_manifest(ref: ModelVersionRef) -> Manifest:
     """Reads the manifest that `ref` names; ValueError if it is missing or has another checksum."""
@@ -107,7 +88,7 @@ def read_manifest(ref: ModelVersionRef) -> Manifest:
             f"{ref.uri}/{MANIFEST} has sha256 {digest[:12]}, the ref says {ref.manifest_sha256[:12]}: "
             "the version was replaced; take a new ref from the store"
         )
-    return Manifest.from_json(data.decode())
+    return Manifest.from_text(data.decode())
 
 
 def removed_at(uri: str) -> str:

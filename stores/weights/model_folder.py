@@ -1,6 +1,7 @@
-"""model_folder: a model folder in Hugging Face layout -> what is wrong with its files, read without torch or transformers.
+"""model_folder: a model folder in Hugging Face layout -> what is wrong with its files.
 
-Reads the config, the index, and the headers of the safetensors files; no tensor. Every error names the file and the fix.
+Reads the config, the index, and the headers of the safetensors files; no tensor, and here neither torch nor transformers is
+imported: what transformers makes of the folder is asked in `loading`. Every error names the file and the fix.
 """
 
 from __future__ import annotations
@@ -12,24 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from stores.files import read_json_object
-from stores.weights.decoder_shapes import (
-    FAMILIES,
-    SIZES,
-    Family,
-    expected_tensors,
-    filled,
-    is_known_part,
-    layer_tensors,
-)
+from stores.weights.loading import LoadingFaults, can_load, loading_faults
 from stores.weights.manifest import read_safetensors_header
-from stores.weights.model_types import is_known_type
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 
 INDEX = "model.safetensors.index.json"
 CONVERT = "load it with transformers and save it with save_pretrained"
-EMBEDDINGS = re.compile(r"(?:(?:model|language_model|text_model)\.)*embed_tokens\.weight")
-"""Names of the embeddings that transformers and engines load; other beginnings, like `_orig_mod.`, they do not."""
+COPY = "copy config and weights from one source"
+COUNTS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
+"""Keys of config.json whose values are numbers of 1 or more."""
 ALWAYS_WINDOWED = ("gemma2", "gemma3")
 """Beginnings of types whose layers take turns between a window and all tokens also where config.json says nothing."""
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -38,15 +34,14 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 def check_model_files(folder: Path) -> dict[str, Any]:
     """Returns the config of a folder whose config and weights fit together; ValueError for the first thing that is wrong.
 
-    A type that transformers does not have is refused where transformers is installed, since no trainer could build it.
+    Where transformers is installed, it says what the model needs; else only sizes and the number of layers are compared.
+    Quantized weights have names and shapes of their own: of them only the sizes are looked at.
     """
     config = read_config(folder)
-    if is_known_type(config["model_type"]) is False:
-        raise ValueError(
-            f"{folder / 'config.json'} has model_type = {config['model_type']!r}, which the installed transformers cannot build: correct it, or "
-            "take another model"
-        )
-    check_shapes(folder, config, read_tensors(folder))
+    tensors = read_tensors(folder)
+    check_sizes(folder, config, tensors)
+    if "quantization_config" not in config and (faults := loading_faults(folder)) is not None:
+        _refuse(folder, config, faults)
     return config
 
 
@@ -128,28 +123,57 @@ def _header(file: Path) -> Tensors:
     return tensors
 
 
-def check_shapes(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> None:
-    """Compares the weights with the tensors that the config leads to; ValueError for the first that differs or is missing.
+def check_sizes(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> None:
+    """Compares hidden size, vocabulary and number of layers with the weights; ValueError for the first that cannot be.
 
-    Of a decoder built like Llama (`FAMILIES`) every tensor is expected by name and shape. Of any other type the names are
-    not known here: compared are the hidden size, the rows of the vocabulary, embeddings, head, and the number of layers.
-    Quantized weights have names and shapes of their own but for norms, and of them only those are compared.
+    Whatever a config claims, nothing is built here: what it says of these three must be seen before anybody builds a model.
     """
-    shape = _text_config(config)
-    file = folder / "config.json"
+    shape, file = _text_config(config), folder / "config.json"
     for key in COUNTS:
         value = shape.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{file}: {key} = {value!r} is no size of 1 or more: correct it")
-    family = FAMILIES.get(shape["model_type"])
-    if family is not None:
-        _check_family(folder, family, config, tensors)
-    elif "quantization_config" not in config:
-        _check_hidden_size(file, shape, tensors)
-        _check_vocabulary(file, shape, tensors)
-        _check_layers(file, shape, tensors)
-        if shape.get("tie_word_embeddings") is False and _rows(tensors, "embed_tokens.weight"):
-            _check_head(file, tensors)
+    if "quantization_config" in config:
+        return
+    dimensions = {size for _, shape_of_tensor in tensors.values() for size in shape_of_tensor}
+    for key in ("hidden_size", "vocab_size"):
+        if shape.get(key) is not None and shape[key] not in dimensions:
+            raise ValueError(
+                f"{file} says {key} = {shape[key]}, and no tensor of the weights has that dimension: correct the config, or {COPY}"
+            )
+    count = shape.get("num_hidden_layers")
+    layers = {int(match[1]) for name in tensors if (match := LAYER.search(name)) and "vision" not in name}
+    if count is not None and layers and len([layer for layer in layers if layer < count]) < count:
+        raise ValueError(
+            f"{file} says num_hidden_layers = {count}, but the weights hold {len(layers)} layers ({min(layers)} to {max(layers)}): "
+            f"correct the config, or {COPY}"
+        )
+
+
+def _refuse(folder: Path, config: Mapping[str, Any], faults: LoadingFaults) -> None:
+    """Raises ValueError for the first of the faults."""
+    shape, file, weights = _text_config(config), folder / "config.json", _weights_file(folder)
+    model = f"a model of type {shape['model_type']} with {', '.join(f'{k} = {shape[k]}' for k in COUNTS if k in shape)}"
+    if faults.error:
+        raise ValueError(f"{file}: the installed transformers cannot build it ({faults.error}): correct it, or {COPY}")
+    for name, (stored, built) in faults.shapes.items():
+        raise ValueError(
+            f"{file} describes {model}, so that {name} would have the shape {built}, but in the weights it has {stored}: correct the "
+            f"config, or {COPY}"
+        )
+    if faults.missing:
+        name = max(faults.missing, key=lambda name: not name.endswith("lm_head.weight"))  # the head alone may be tied
+        head = f" (or {file} must say tie_word_embeddings = true)" if name.endswith("lm_head.weight") else ""
+        raise ValueError(
+            f"{weights} does not hold {name}{head}, which {model} needs, but tensors like {next(iter(faults.surplus), 'the others')}: "
+            f"{COPY}, or {CONVERT}"
+        )
+    for name in faults.surplus:
+        if LAYER.search(name) and "vision" not in name:
+            raise ValueError(
+                f"{weights} holds {name}, which {model} has not as {file} describes it, so that it would be left out: correct the "
+                f"config, or {COPY}"
+            )
 
 
 def why_windowed(config: Mapping[str, Any]) -> str:
@@ -171,8 +195,8 @@ def why_windowed(config: Mapping[str, Any]) -> str:
 
 
 def knows_all_tensors(config: Mapping[str, Any]) -> bool:
-    """Returns whether `check_shapes` compares every tensor of the language model."""
-    return _text_config(config).get("model_type") in FAMILIES and "quantization_config" not in config
+    """Returns whether `check_model_files` compares every tensor of the language model."""
+    return can_load() and "quantization_config" not in config
 
 
 def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,126 +205,10 @@ def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **text} if isinstance(text, dict) else dict(config)
 
 
-def _check_family(folder: Path, family: Family, config: Mapping[str, Any], tensors: Tensors) -> None:
-    """Compares every tensor of the language model, norms alone where it is quantized."""
-    given, is_inner = _text_config(config), isinstance(config.get("text_config"), dict)
-    file, weights = folder / "config.json", _weights_file(folder)
-    lacking = [key for key in SIZES if given.get(key) is None]
-    if lacking and not is_inner:  # a text model within another may leave out what is the default of its type
-        value = family.sizes[SIZES.index(lacking[0])]
-        raise ValueError(
-            f"{file} has no {lacking[0]}, for which transformers would take {value}: copy config.json from its source"
-        )
-    shape = filled(family, given)
-    is_quantized = "quantization_config" in config
-    embeddings = [name for name in tensors if EMBEDDINGS.fullmatch(name)]
-    if not embeddings:
-        raise ValueError(
-            f"{weights} holds no embed_tokens.weight of a model of type {shape['model_type']}, but {len(tensors)} tensors like "
-            f"{min(tensors)}: copy the weights from the model's source, or {CONVERT}"
-        )
-    if not is_quantized:
-        _check_hidden_size(file, shape, tensors)
-    prefix = embeddings[0].removesuffix("embed_tokens.weight")
-    _check_layers(file, shape, tensors)
-    if not given.get("tie_word_embeddings", is_inner or family.is_tied):
-        _check_head(file, tensors)
-    heads = tuple(_rows(tensors, "lm_head.weight"))
-    for expected in expected_tensors(family, shape, prefix=prefix, heads=heads):
-        if is_quantized and not expected.name.endswith("norm.weight"):
-            continue
-        said = ", ".join(f"{key} = {shape[key]}" for key in expected.keys)
-        if expected.name not in tensors:
-            raise ValueError(
-                f"{weights} does not hold {expected.name}, which a model of type {shape['model_type']} with {said} needs: copy config "
-                "and weights from one source"
-            )
-        _check_shape(file, said, expected.name, tensors[expected.name][1], expected.shape)
-    if not is_quantized:
-        _check_surplus(file, weights, family, shape, prefix, tensors)
-
-
-def _check_surplus(
-    file: Path, weights: Path, family: Family, shape: Mapping[str, Any], prefix: str, tensors: Tensors
-) -> None:
-    """ValueError for biases and norms in a layer that this config has no place for: they would be left out in silence."""
-    parts = {part.name for part in layer_tensors(family, shape)}
-    for name in tensors:
-        part = name.removeprefix(f"{prefix}layers.").partition(".")[2] if name.startswith(f"{prefix}layers.") else ""
-        if is_known_part(part) and part not in parts:
-            raise ValueError(
-                f"{weights} holds {name}, which a model of type {shape['model_type']} has not as {file} describes it, so that it would be "
-                "left out: correct the config, or copy config and weights from one source"
-            )
-
-
-def _check_head(file: Path, tensors: Tensors) -> None:
-    if not any(name.endswith("lm_head.weight") for name in tensors):
-        raise ValueError(
-            f"{file} says tie_word_embeddings = false, or leaves it out for that default, but the weights hold no lm_head.weight: set "
-            "it to true, or copy the missing tensor's file"
-        )
-
-
-def _check_hidden_size(file: Path, shape: Mapping[str, Any], tensors: Tensors) -> None:
-    hidden = shape.get("hidden_size")
-    if hidden is not None and not any(hidden in dimensions for _, dimensions in tensors.values()):
-        raise ValueError(
-            f"{file} says hidden_size = {hidden}, and no tensor of the weights has that dimension: correct the config, or copy config "
-            "and weights from one source"
-        )
-
-
-def _check_vocabulary(file: Path, shape: Mapping[str, Any], tensors: Tensors) -> None:
-    """Compares embeddings and head of a model of a type that is not known here."""
-    hidden, vocabulary = shape.get("hidden_size"), shape.get("vocab_size")
-    if vocabulary and not any(vocabulary in dimensions for _, dimensions in tensors.values()):
-        raise ValueError(
-            f"{file} says vocab_size = {vocabulary}, and no tensor of the weights has a row for each token: correct the config, or copy "
-            "config and weights from one source"
-        )
-    if hidden and vocabulary and "word_embed_proj_dim" not in shape:
-        for suffix in ("embed_tokens.weight", "lm_head.weight"):
-            for name, actual in _rows(tensors, suffix).items():
-                said = f"vocab_size = {vocabulary}, hidden_size = {hidden}"
-                _check_shape(file, said, name, actual, (vocabulary, hidden))
-
-
-def _check_shape(file: Path, said: str, name: str, actual: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    if actual != wanted:
-        raise ValueError(
-            f"{file} says {said}, so that {name} would have the shape {list(wanted)}, but in the weights it has {list(actual)}: correct "
-            "the config, or copy config and weights from one source"
-        )
-
-
-def _check_layers(file: Path, shape: Mapping[str, Any], tensors: Tensors) -> None:
-    count = shape.get("num_hidden_layers")
-    layers = {int(match[1]) for name in tensors if (match := LAYER.search(name)) and "vision" not in name}
-    if count is None or not layers:
-        return
-    # Models with layers for speculation store more than they name.
-    surplus = len(layers) > count if shape.get("model_type") in FAMILIES else False
-    if surplus or len([layer for layer in layers if layer < count]) < count:
-        raise ValueError(
-            f"{file} says num_hidden_layers = {count}, but the weights hold {len(layers)} layers ({min(layers)} to {max(layers)}): "
-            "correct the config, or copy config and weights from one source"
-        )
-
-
-def _rows(tensors: Tensors, suffix: str) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the tensors of the language model whose names end so."""
-    return {name: shape for name, (_, shape) in tensors.items() if name.endswith(suffix) and "vision" not in name}
-
-
 def _weights_file(folder: Path) -> Path:
     """Returns the file that says which tensors there are: the index, or the only weights."""
     index = folder / INDEX
     return index if index.is_file() else next(iter(sorted(folder.glob("*.safetensors"))), folder)
-
-
-COUNTS = (*SIZES, "num_key_value_heads", "head_dim", "max_position_embeddings")
-"""Keys of config.json whose values are numbers of 1 or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

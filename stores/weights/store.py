@@ -91,7 +91,7 @@ class WeightStore:
                 folder=store.folder,
                 base=base,
             )
-            store.finish(manifest.to_json().encode())
+            store.finish(manifest.to_text().encode())
         # Read again: another process may have finished first, and then its version counts.
         ref = self.ref(model_group, version)
         assert ref is not None, f"{target} was just committed"
@@ -138,7 +138,7 @@ class WeightStore:
         ref = ModelVersionRef(
             model_group=model_group, version=version, uri=uri, manifest_sha256=sha256(data).hexdigest()
         )
-        return ref, Manifest.from_json(data.decode())
+        return ref, Manifest.from_text(data.decode())
 
     def leftovers(self, model_group: str, *, older_than_s: float) -> dict[str, int]:
         """Returns bytes by folder, a path or URI: folders that no manifest names and that have not changed for so long."""

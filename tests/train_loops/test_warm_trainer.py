@@ -151,7 +151,7 @@ def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(
     expected.append(handle.run_job(replace(second_job, **place, parent=expected[0].model), 300))
     for by_two, by_one in zip((first, resumed), expected, strict=True):
         for name in ("train/loss", "train/critic_loss", "train/grad_norm"):
-            print(f"{name}: two workers, ZeRO-3: {by_two['metrics'][name]:.8f}  one: {by_one['metrics'][name]:.8f}")
+            print(f"{name}: two workers, ZeRO-3: {by_two.metrics[name]:.8f}  one: {by_one.metrics[name]:.8f}")
             assert by_two.metrics[name] == pytest.approx(by_one.metrics[name], rel=1e-3)
         assert by_two.metrics["train/is_state_lost"] == by_one.metrics["train/is_state_lost"] == 0
         assert (
@@ -194,7 +194,7 @@ def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, 
     job = bench.job(v1)
     began = time.monotonic()
     second = handle.run_job(job, 120)
-    print(f"warm job {time.monotonic() - began:.2f} s {second['metrics']}")
+    print(f"warm job {time.monotonic() - began:.2f} s {second.metrics}")
     v2 = second.model
     assert handle.status()["pids"] == pids
     assert second.metrics["train/logprob_gap_max"] < 1e-5

@@ -103,12 +103,16 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "config.json",
         "num_hidden_layers = 1000000000",
     ),
-    "a layer that is not named": (change("config.json", num_hidden_layers=1), "config.json", "hold 2 layers"),
+    "a layer that is not named": (
+        change("config.json", num_hidden_layers=1),
+        "config.json",
+        "holds model.layers.1.input_layernorm",
+    ),
     "a layer that is missing": (without_a_layer, "config.json", "num_hidden_layers = 2"),
     "a head that is missing": (
         change("config.json", tie_word_embeddings=False),
         "config.json",
-        "no lm_head.weight: set it to true",
+        "must say tie_word_embeddings = true",
     ),
     "only pytorch_model.bin": (only_pickled, "pytorch_model.bin", "save it with save_pretrained"),
     "no weights": (remove("*.safetensors"), "safetensors", "no weights"),

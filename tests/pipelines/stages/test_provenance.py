@@ -91,7 +91,7 @@ def test_a_team_version_carries_the_modules_that_it_was_evaluated_with_and_acts_
             sys.modules.pop("own_team")
     first, second = registered
     assert dict(first.code) == {"own_team.py": before} and "at once" in second.code["own_team.py"]
-    assert first.sha256 != second.sha256 and Team.from_json(first.to_json()) == first
+    assert first.sha256 != second.sha256 and Team.from_text(first.to_text()) == first
 
     elsewhere = Run(run.config)
     for team, prompt in ((first, "Solve it. "), (second, "Solve it at once. ")):
