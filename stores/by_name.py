@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from stores.team_code import TROUPE, import_module, is_installed
 
 HEAVY = ("torch", "vllm", "ray", "deepspeed", "transformers")
 """Libraries that may not be loaded where configs are parsed: by the command line's help, and by Airflow each minute."""
+
+_OF_EXTENSION = re.compile(r"(pipelines|serve_apps)\.extensions\.\w+")
 
 
 def open_by_name(
@@ -143,12 +146,27 @@ def _imported(module_name: str, path: str, at: str) -> Any:
         return import_module(module_name)
     except ImportError as error:
         is_missing = f"{module_name}.".startswith(f"{error.name}.")  # itself, or the package that it is in
-        where = _found_below(module_name) if is_missing else ""
+        where = (_without_extension(module_name, error.name) or _found_below(module_name)) if is_missing else ""
         raise ValueError(f"{at}cannot import {module_name!r} ({error}): {where or 'is it on PYTHONPATH?'}") from error
     except OSError:
         raise
     except (Exception, SystemExit) as error:
         raise _failed(path, at, error) from error
+
+
+def how_to_get(package: str) -> str:
+    """Returns what to do about one of Troupe's own extensions, `pipelines.extensions.NAME`, that is not there."""
+    folder = package.replace(".", "/")
+    return (
+        f"the extension {package.rpartition('.')[2]!r} is not installed; it comes with troupe-rl: install that again, or put {folder}/ "
+        "back"
+    )
+
+
+def _without_extension(module_name: str, missing: str | None) -> str:
+    """Says how to get the extension that a module is of; empty where it is of none, or the extension is there."""
+    package = _OF_EXTENSION.match(module_name)
+    return how_to_get(package[0]) if package is not None and f"{package[0]}.".startswith(f"{missing}.") else ""
 
 
 def _failed(path: str, at: str, error: BaseException) -> ValueError:

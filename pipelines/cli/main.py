@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
-from pipelines.cli import jobs, models, new_team, service, tools
+from pipelines.cli import jobs, new_team, service, tools
 from pipelines.cli.options import (
     LOOK,
     TRAIN,
@@ -36,6 +36,8 @@ from pipelines.cli.options import (
     split_team,
 )
 from pipelines.stages.table import STAGES, Step, stage_named
+from stores.by_name import open_by_name
+from stores.extensions import extensions
 from stores.types import EpisodeStatus, Purpose
 
 if TYPE_CHECKING:
@@ -296,66 +298,6 @@ def show(
 
 @app.command(rich_help_panel=LOOK)
 @reports_errors
-def why(
-    config: RunName,
-    episode: Annotated[str, typer.Argument(help="The id of the episode, or a unique beginning of it.")] = "",
-    root: Root = "runs",
-    replays: Annotated[int, typer.Option(min=16, help="How often each episode is played again, in all.")] = 64,
-    lost_at: Annotated[
-        int,
-        typer.Option(
-            "--lost-at",
-            metavar="ITERATION",
-            help="In the place of an episode: the tasks on which the candidate of this iteration did worse than the champion at the gate.",
-        ),
-    ] = 0,
-    tasks: Annotated[
-        int, typer.Option(min=1, help="With --lost-at: how many of these tasks, the largest loss first.")
-    ] = 8,
-    address: Address = "",
-) -> None:
-    """Find the turn that decided an episode: play it again from each turn, and compare what comes out.
-
-    Everything before a turn is replayed token by token; it and all that follows is sampled anew by the versions that played the
-    episode. Replays go to the turns that seem to have cost most. What was found is kept beside the episode: `troupe show`, the
-    report and the dashboard show it. With --lost-at the same is done for a candidate's lost tasks, and counted by agent.
-    """
-    from rich.console import Console
-
-    from pipelines.report.inspect import explanation_view, lost_tasks_view
-    from pipelines.runners.by_request import explain_episode, explain_lost_tasks
-
-    if bool(episode) == bool(lost_at):
-        raise ValueError("name either an EPISODE, or by --lost-at the iteration whose candidate lost tasks")
-    run = existing_run(config, root)
-    if episode:
-        shown = explanation_view(explain_episode(run, episode, budget=replays, address=address))
-    else:
-        shown = lost_tasks_view(explain_lost_tasks(run, lost_at, tasks=tasks, budget=replays, address=address))
-    Console().print(shown)
-
-
-@app.command(rich_help_panel=LOOK)
-@reports_errors
-def compare(
-    config: RunName,
-    root: Root = "runs",
-    address: Address = "",
-) -> None:
-    """Say whether the team is worth it: train one agent in its place, and compare both at as many tokens per task.
-
-    The agent of the section `compare` begins from the same weights and plays as many episodes of the same tasks, as a run of its own
-    (RUN-alone), which goes on where it stopped. On the test tasks it answers again until it has spent the team's tokens. The
-    result is printed, and shown in the team's report.
-    """
-    from pipelines.report.progress import Screen
-    from pipelines.runners.compare import compare_with_one
-
-    compare_with_one(existing_run(config, root), address=address, screen=Screen())
-
-
-@app.command(rich_help_panel=LOOK)
-@reports_errors
 def diff(
     task: Annotated[str, typer.Argument(help="The id of the task.")],
     first: Annotated[
@@ -394,7 +336,9 @@ service.add_to(app)
 jobs.add_to(app)
 tools.add_to(app)
 new_team.add_to(app)
-models.add_to(app)
+for _extension in extensions():
+    if _extension.commands:
+        open_by_name(_extension.commands, place=f"extension {_extension.name}")(app)
 
 
 def _check(config: RunConfig) -> None:

@@ -8,6 +8,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from stores.by_name import how_to_get
+from stores.extensions import SECTIONS
 from stores.url_secrets import without_secrets
 
 
@@ -24,9 +26,9 @@ def explain(error: ValidationError, model: type[BaseModel], place: str) -> str:
     for fault in error.errors():
         key = ".".join(str(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":
-            lines.append(
-                f"{place}: unknown key {key!r}{near(str(fault['loc'][-1]), _keys_at(model, fault['loc'][:-1]))}"
-            )
+            of_extension = SECTIONS.get(key)
+            meant = near(str(fault["loc"][-1]), _keys_at(model, fault["loc"][:-1]))
+            lines.append(f"{place}: unknown key {key!r}{': ' + how_to_get(of_extension) if of_extension else meant}")
         elif fault["type"] == "missing":
             lines.append(f"{place}: {key!r} is missing")
         else:

@@ -10,19 +10,32 @@ from functools import cached_property
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
 
 from pipelines.config.messages import explain
 from pipelines.config.rules import RULES
 from pipelines.config.run_sections import RunSections, merged
 from serve_apps.authoring.yaml_text import read_yaml
 from stores.config import refuse_secrets
-from stores.settings import identity
+from stores.extensions import section_models
+from stores.settings import NOT_IDENTITY, identity
+
+if TYPE_CHECKING:
+    _Sections = RunSections
+else:  # what an extension adds is known only where it is installed
+    _Sections = create_model(
+        "RunSections",
+        __base__=RunSections,
+        **{
+            name: (model | None, Field(None, description=model.__doc__, json_schema_extra=NOT_IDENTITY))
+            for name, model in section_models().items()
+        },
+    )
 
 
-class RunConfig(RunSections):
+class RunConfig(_Sections):
     """A run config describes one training of a team: its sections are valid and fit together."""
 
     @model_validator(mode="after")

@@ -6,9 +6,9 @@ The rules that join sections are functions of `RunSections` in `rules`; `run_con
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from pipelines.config.messages import explain
 from pipelines.config.schedule import ClusterConfig, ScheduleConfig
@@ -35,32 +35,6 @@ from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 from train_loops.config import TEAM, TinyModelConfig, TrainConfig, WarmstartConfig
 
 T = TypeVar("T", bound=BaseModel)
-
-
-class CompareConfig(Settings):
-    """This section names the single agent that `troupe compare` trains on the same tasks, from the same model and with as many
-    episodes, and compares with the team at as many completion tokens."""
-
-    agent: str = ""
-    """The name of an agent of the workflow whose prompt has one input, the task."""
-    answer: str = "answer"
-    """The field of its contract that is its answer."""
-    workflow: DottedConfig | None = None
-    """In the place of `agent`: a workflow of one agent, with its settings."""
-    model_group: str = ""
-    """The model group whose version 0 the agent begins from; empty: the agent's own, or with `workflow` the first."""
-    credit: DottedConfig | None = None
-    """The credit rule of its training; null: the run's."""
-    set: dict[str, Any] = Field(default_factory=dict)
-    """The dotted keys of the run config that differ for it, for example `{agents.solver.max_tokens: 64}`."""
-    max_episodes_per_task: int = Field(64, ge=1)
-    """The number of times that it answers a task at most, however many tokens are left."""
-
-    @model_validator(mode="after")
-    def _names_one_agent(self) -> Self:
-        if bool(self.agent) == (self.workflow is not None):
-            raise ValueError("give either `agent`, an agent of the workflow, or `workflow`, a workflow of one agent")
-        return self
 
 
 class RunSections(Settings):
@@ -111,8 +85,6 @@ class RunSections(Settings):
     """How the gate decides and what a promotion does (stage promote)."""
     watchdog: WatchdogConfig = Field(WatchdogConfig(), json_schema_extra=NOT_IDENTITY)
     """How a running stage is watched and ended at its deadline."""
-    compare: CompareConfig | None = Field(None, json_schema_extra=NOT_IDENTITY)
-    """The single agent that `troupe compare` compares the team with; null: none."""
     schedule: ScheduleConfig | None = Field(None, json_schema_extra=NOT_IDENTITY)
     """When Airflow runs the next iteration; null: the run has no DAG."""
     cluster: ClusterConfig = Field(ClusterConfig(), json_schema_extra=NOT_IDENTITY)
@@ -125,6 +97,12 @@ class RunSections(Settings):
     """How a canary advances through shares of the traffic, and what sends it back."""
     watch: WatchConfig = Field(WatchConfig(), json_schema_extra=NOT_IDENTITY)
     """How silent degradation of the team is detected."""
+
+    def section_of(self, name: str, model: type[T]) -> T | None:
+        """Returns the section that an extension adds; None where the config has none, or the extension is not there."""
+        section = getattr(self, name, None)
+        assert section is None or isinstance(section, model), f"{name} is a {model.__name__}"
+        return section
 
     @property
     def group_of(self) -> dict[str, str]:

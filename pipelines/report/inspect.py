@@ -17,7 +17,6 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
-from pipelines.evaluation.lost_tasks import LostTasks, blame_by_agent
 from pipelines.report.episode_list import store_of
 from pipelines.report.foreign_text import ForeignText
 from pipelines.run.run import Run
@@ -75,23 +74,6 @@ def episode_view(run: Run, episode_id: str, *, is_served: bool = False) -> Rende
     shown = _episode(trace, rewards_for(run, trace))
     explanation = find_explanation(run.traces_uri, trace.run_id, trace.episode_id)
     return shown if explanation is None else Group(shown, explanation_view(explanation))
-
-
-def lost_tasks_view(found: LostTasks) -> RenderableType:
-    """Shows which agents lost the tasks that a candidate lost at the gate."""
-    if not found.num_lost:
-        return ForeignText(f"the candidate of iteration {found.iteration} did worse than the champion on no task")
-    table = Table("agent", "episodes that it decided", "of these certainly", "cost in all")
-    for blame in blame_by_agent(found.explanations):
-        table.add_row(ForeignText(blame.agent), str(blame.num_episodes), str(blame.num_certain), f"{blame.cost:.3f}")
-    head = (
-        f"iteration {found.iteration}: the candidate did worse than the champion on {found.num_lost} tasks; "
-        f"{len(found.explanations)} are explained"
-    )
-    shown = ForeignText(
-        "each of them: troupe show EPISODE, with " + ", ".join(e["episode_id"][:12] for e in found.explanations)
-    )
-    return Group(ForeignText(head), table, shown, *(ForeignText(f"not explained: {fault}") for fault in found.faults))
 
 
 def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:

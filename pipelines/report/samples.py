@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from pipelines.evaluation.lost_tasks import outcomes_by_task
 from pipelines.run.run import Run
 from pipelines.run.scoring import mean
 from stores.journal.stage_results import Evaluated, Measured, TeamScore
+from stores.types import COUNTED
 
 NUM_CHANGED = 2
 """Tasks that are shown of those that the second team did better, and of those that it did worse."""
@@ -84,3 +84,19 @@ def _mean(outcomes: Outcomes) -> float:
 
 def _episode(outcomes: Outcomes, extreme: Callable[..., str]) -> str:
     return extreme(sorted(outcomes), key=lambda episode: outcomes[episode])
+
+
+def outcomes_by_task(run: Run, score: TeamScore) -> dict[str, dict[str, float]]:
+    """Returns by task the outcome of each episode that counts and has a turn, by its id."""
+    ref, columns = score.traces, ["episode_id", "task_id", "num_turns", "is_version_mixed"]
+    batches = run.traces.read_batches(ref, causes=COUNTED, columns=columns)
+    rows = [row for batch in batches for row in batch.to_pylist() if row["num_turns"] and not row["is_version_mixed"]]
+    stored = run.traces.outcomes_of(row | {"run_id": ref.run_id, "iteration": ref.iteration} for row in rows)
+    outcomes: dict[str, dict[str, float]] = {}
+    for row in rows:
+        by_version = stored.get(row["episode_id"], {})
+        only = next(iter(by_version.values())) if len(by_version) == 1 else None  # of a rule that has changed since
+        outcome = by_version.get(run.credit_version, only)
+        if outcome is not None:
+            outcomes.setdefault(row["task_id"], {})[row["episode_id"]] = outcome
+    return outcomes

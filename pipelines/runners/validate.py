@@ -14,7 +14,7 @@ from pipelines.config.messages import near
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.figures.registry import with_own
-from pipelines.models.folder import check_model_folder
+from pipelines.runners.model_folder import check_model_folder
 from pipelines.runners.model_plan import plan_lines
 from pipelines.runners.task_checks import TaskForms, try_worlds, unread_notes
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "why"
 Explanation = Mapping[str, Any]
-"""What `pipelines.evaluation.why.explain` returns."""
+"""What `pipelines.extensions.why.why.explain` returns."""
 
 
 def keep_explanation(traces_uri: str, run_id: str, explanation: Explanation) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +11,14 @@ import answers_five
 import pytest
 from answers_five import SMALL, Played, sampled_as, write_tasks
 from records import MakeTrace
-from rich.console import Console
 from stage_records import collected, decided, finish
 
 from pipelines.config.run_config import load_config
 from pipelines.episodes.sampling import Sampled
 from pipelines.evaluation import played as played_module
 from pipelines.release import by_hand as moves
-from pipelines.report.inspect import lost_tasks_view
 from pipelines.run.run import Run, plain
-from pipelines.runners import by_request, watch_champion
+from pipelines.runners import watch_champion
 from pipelines.runners.by_request import evaluate_team
 from stores.types import ModelVersionRef, Purpose, Task
 
@@ -142,25 +139,3 @@ def test_an_iteration_trains_the_versions_that_it_collected_with_though_the_cham
     finish(run, 2, collected(policy_versions={"team": 3}))
     set_champion(1)
     assert run.parents(2) == {"team": models[3]}
-
-
-def test_an_episode_that_cannot_be_replayed_leaves_the_other_lost_tasks_explained(
-    by_hand: tuple[Run, Played], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, _ = by_hand
-
-    def explained(run: Run, episode_id: str, *, budget: int) -> dict[str, Any]:
-        if episode_id == "b":
-            raise ValueError("episode b: the workflow makes another call")
-        return {"episode_id": episode_id, "agent": "solver", "is_certain": True, "cost": 0.5}
-
-    monkeypatch.setattr(by_request, "explain", explained)
-    monkeypatch.setattr(by_request, "lost_episodes", lambda run, iteration: ["a", "b", "c", "d"])
-    found = by_request.explain_lost_tasks(run, 3, tasks=3, budget=8)
-    assert [one["episode_id"] for one in found.explanations] == ["a", "c"] and found.num_lost == 4
-    console = Console(file=StringIO(), width=200)
-    console.print(lost_tasks_view(found))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "did worse than the champion on 4 tasks; 2 are explained" in shown
-    assert "not explained: episode b: the workflow makes another call" in shown
-    assert [part.strip() for part in shown.splitlines()[4].strip("│ ").split("│")] == ["solver", "2", "2", "1.000"]

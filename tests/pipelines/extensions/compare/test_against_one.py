@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.evaluation.against_one import (
+from pipelines.evaluation.statistics import Interval
+from pipelines.extensions.compare.against_one import (
     AloneScore,
     Answer,
     Way,
@@ -20,7 +21,6 @@ from pipelines.evaluation.against_one import (
     winner_of,
     within_budget,
 )
-from pipelines.evaluation.statistics import Interval
 from stores.types import EpisodeRewards
 from tests.records import build_trace
 

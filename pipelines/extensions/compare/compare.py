@@ -16,7 +16,10 @@ from typing import Any
 
 from pipelines.config.run_config import RunConfig, parse_config, with_keys
 from pipelines.episodes.collector import end_collectors
-from pipelines.evaluation.against_one import (
+from pipelines.evaluation.control import mean_tokens
+from pipelines.evaluation.played import play_team
+from pipelines.evaluation.teams import Models
+from pipelines.extensions.compare.against_one import (
     BOUND,
     AloneScore,
     Answer,
@@ -28,9 +31,7 @@ from pipelines.evaluation.against_one import (
     winner_of,
     within_budget,
 )
-from pipelines.evaluation.control import mean_tokens
-from pipelines.evaluation.played import play_team
-from pipelines.evaluation.teams import Models
+from pipelines.extensions.compare.config import CompareConfig
 from pipelines.report.progress import Screen
 from pipelines.report.record import comparison_place, write_reports
 from pipelines.run.run import Run
@@ -75,7 +76,7 @@ def compare_with_one(run: Run, *, address: str = "", screen: Screen) -> dict[str
 
 def alone_config(run: Run) -> RunConfig:
     """Returns the run config of the single agent: the team's tasks, training and number of episodes, and its version 0."""
-    settings = run.config.compare
+    settings = _settings(run.config)
     if settings is None:
         raise ValueError(
             f"run {run.run_id!r} has no `compare` section: add one to its RUN.yaml, for example compare: {{agent: solver}}, and give "
@@ -145,7 +146,7 @@ def _scores(run: Run, alone: Run, side: _Side) -> tuple[list[AloneScore], float]
     budget = mean_tokens(list(run.traces.read_traces(side.team.score.traces)))
     single = _answers(alone, side.models, 1)
     per_answer = sum(a.num_tokens for answers in single.values() for a in answers) / max(1, len(single))
-    settings = run.config.compare
+    settings = _settings(run.config)
     assert settings is not None, "asked for by alone_config"
     # Answers differ in length: twice as many as are needed on average are enough for nearly every task.
     count = min(settings.max_episodes_per_task, 1 + 2 * math.ceil(budget / max(1.0, per_answer)))
@@ -199,7 +200,7 @@ def _with_longer_answers(alone: Run, budget: float) -> Run | None:
 
 def _single_agent(config: RunConfig) -> tuple[str, dict[str, Any]]:
     """Returns the name of the single agent, and its workflow as a run config names it."""
-    settings = config.compare
+    settings = _settings(config)
     assert settings is not None, "checked by alone_config"
     if settings.workflow is not None:
         agents = load_workflow(settings.workflow.path, settings.workflow.settings).agents
@@ -231,3 +232,7 @@ def _measured(run: Run, iteration: int) -> Measured:
             f"run {run.run_id!r} has not played its test tasks {when}: finish it first (troupe train), with tasks.test in its config"
         )
     return measured
+
+
+def _settings(config: RunConfig) -> CompareConfig | None:
+    return config.section_of("compare", CompareConfig)

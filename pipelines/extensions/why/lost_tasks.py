@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from pipelines.report.foreign_text import ForeignText
+from pipelines.report.samples import outcomes_by_task
 from pipelines.run.run import Run
-from stores.journal.stage_results import TeamScore
 from stores.traces.explanations import Explanation
-from stores.types import COUNTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +79,18 @@ def blame_by_agent(explanations: Sequence[Explanation]) -> list[Blame]:
     return sorted(blames, key=lambda blame: (-blame.cost, blame.agent))
 
 
-def outcomes_by_task(run: Run, score: TeamScore) -> dict[str, dict[str, float]]:
-    """Returns by task the outcome of each episode that counts and has a turn, by its id."""
-    ref, columns = score.traces, ["episode_id", "task_id", "num_turns", "is_version_mixed"]
-    batches = run.traces.read_batches(ref, causes=COUNTED, columns=columns)
-    rows = [row for batch in batches for row in batch.to_pylist() if row["num_turns"] and not row["is_version_mixed"]]
-    stored = run.traces.outcomes_of(row | {"run_id": ref.run_id, "iteration": ref.iteration} for row in rows)
-    outcomes: dict[str, dict[str, float]] = {}
-    for row in rows:
-        by_version = stored.get(row["episode_id"], {})
-        only = next(iter(by_version.values())) if len(by_version) == 1 else None  # of a rule that has changed since
-        outcome = by_version.get(run.credit_version, only)
-        if outcome is not None:
-            outcomes.setdefault(row["task_id"], {})[row["episode_id"]] = outcome
-    return outcomes
+def lost_tasks_view(found: LostTasks) -> RenderableType:
+    """Shows which agents lost the tasks that a candidate lost at the gate."""
+    if not found.num_lost:
+        return ForeignText(f"the candidate of iteration {found.iteration} did worse than the champion on no task")
+    table = Table("agent", "episodes that it decided", "of these certainly", "cost in all")
+    for blame in blame_by_agent(found.explanations):
+        table.add_row(ForeignText(blame.agent), str(blame.num_episodes), str(blame.num_certain), f"{blame.cost:.3f}")
+    head = (
+        f"iteration {found.iteration}: the candidate did worse than the champion on {found.num_lost} tasks; "
+        f"{len(found.explanations)} are explained"
+    )
+    shown = ForeignText(
+        "each of them: troupe show EPISODE, with " + ", ".join(e["episode_id"][:12] for e in found.explanations)
+    )
+    return Group(ForeignText(head), table, shown, *(ForeignText(f"not explained: {fault}") for fault in found.faults))

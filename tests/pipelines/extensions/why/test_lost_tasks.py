@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.evaluation.lost_tasks import Blame, blame_by_agent, lost_episodes
+from pipelines.extensions.why.lost_tasks import Blame, blame_by_agent, lost_episodes
 from stores.traces.store import TraceStore
 from stores.types import Cause, EpisodeRewards, EpisodeStatus, Purpose, Trace
 

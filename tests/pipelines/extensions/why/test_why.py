@@ -15,14 +15,14 @@ from rich.console import Console
 from pipelines.config.sections import CollectConfig
 from pipelines.credit.outcome import OutcomeShare
 from pipelines.episodes import sampling
-from pipelines.evaluation import why
+from pipelines.extensions.why import why
 from pipelines.report.inspect import explanation_view
 from pipelines.report.sections import ReportData, render
 from serve_apps.episode_spec import EpisodeSpec
 from stores.traces.explanations import find_explanation, keep_explanation, newest_explanations
 from stores.traces.store import TraceStore
 from stores.types import Cause, EpisodeStatus, ModelVersionRef, Trace
-from tests.pipelines.evaluation.planted_faults import CHAIN, SLIP, plant, play
+from tests.pipelines.extensions.why.planted_faults import CHAIN, SLIP, plant, play
 
 pytestmark = pytest.mark.test
 

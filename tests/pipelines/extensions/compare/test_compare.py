@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pipelines.config.run_config import load_config
+from pipelines.extensions.compare.compare import alone_config, compare_with_one
+from pipelines.extensions.compare.config import CompareConfig
 from pipelines.run.run import Run
-from pipelines.runners.compare import alone_config, compare_with_one
 from pipelines.runners.validate import check
 from serve_apps.authoring.workflow import load_workflow
 from stores.types import ModelVersionRef
@@ -19,7 +20,9 @@ pytestmark = pytest.mark.fast
 ONE_STEP = {"path": "pipelines.examples.small_sums.workflow:OneStep"}
 
 
-def run_of(changes: dict[str, Any], *, place: str = "infra/runs/demo.yaml", has_version_zero: bool = True) -> Run:
+def run_of(
+    changes: dict[str, Any], *, place: str = "infra/extensions/compare/demo.yaml", has_version_zero: bool = True
+) -> Run:
     run = Run(load_config(place, changes))
 
     def ref(name: str, version: int) -> ModelVersionRef | None:
@@ -45,7 +48,12 @@ def test_the_single_agent_has_the_teams_tasks_training_and_first_weights() -> No
     assert {name: g.agents for name, g in alone.model_groups.items()} == {"solver_verifier": ("solver",)}
     assert alone.model_groups["solver_verifier"].model == "weights/solver_verifier/0"
     assert alone.evaluate.control is None and alone.evaluate.every == run.config.evaluate.every
-    assert alone.warmstart is None and alone.cost is None and alone.compare is None and alone.schedule is None
+    assert (
+        alone.warmstart is None
+        and alone.cost is None
+        and alone.section_of("compare", CompareConfig) is None
+        and alone.schedule is None
+    )
     assert (alone.tasks, alone.train, alone.collect) == (run.config.tasks, run.config.train, run.config.collect)
     assert (alone.iterations, alone.seed, alone.credit) == (run.config.iterations, run.config.seed, run.config.credit)
     assert alone.agents["solver"].max_tokens == 40 and set(alone.agents) == {"solver"}

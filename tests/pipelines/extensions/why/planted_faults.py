@@ -1,6 +1,6 @@
 """planted_faults: episodes of three shipped workflows that failed because of one known turn, and a way to play them again.
 
-    python -m tests.pipelines.evaluation.planted_faults [NUMBER]       finds the decisive turn of so many; prints what share was right
+    python -m tests.pipelines.extensions.why.planted_faults [NUMBER]       finds the decisive turn of so many; prints what share was right
 
 The agents are written: each does what is right, but now and then not (SLIP). In a planted episode everybody does what is right, and one
 turn does not. The real runner plays and replays them, without an engine.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipelines.evaluation.decisive_turn import DecisiveTurn, find_decisive_turn
+from pipelines.extensions.why.decisive_turn import DecisiveTurn, find_decisive_turn
 from serve_apps.authoring.workflow import load_workflow
 from serve_apps.episode.scripted import play_saying
 from serve_apps.episode.team import AgentCall

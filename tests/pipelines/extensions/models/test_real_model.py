@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.cluster.faults import InfrastructureLost
-from pipelines.models.check import ask_model
-from pipelines.models.folder import check_model_folder
-from pipelines.models.get import get_model
-from pipelines.models.known import known_model
+from pipelines.extensions.models.check import ask_model
+from pipelines.extensions.models.get import get_model
+from pipelines.extensions.models.known import known_model
+from pipelines.runners.model_folder import check_model_folder
 
 pytestmark = pytest.mark.nightly
 

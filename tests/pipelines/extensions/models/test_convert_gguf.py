@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.models.convert import convert_gguf
+from pipelines.extensions.models.convert import convert_gguf
 
 pytestmark = pytest.mark.test
 
@@ -82,8 +82,8 @@ def test_a_folder_has_the_numbers_of_the_file(tmp_path: Path, dtype: str) -> Non
     import torch
     from safetensors.torch import load_file
 
-    from pipelines.models.check import ask_model
-    from pipelines.models.folder import check_model_folder
+    from pipelines.extensions.models.check import ask_model
+    from pipelines.runners.model_folder import check_model_folder
 
     wanted = write_gguf(tmp_path / "tiny.gguf")
     folder = tmp_path / "tiny"

@@ -13,15 +13,39 @@ from typing import Any
 
 from pipelines.credit.rule import worst_outcome
 from pipelines.episodes.sampling import Progress, play_specs
-from pipelines.evaluation.decisive_turn import find_decisive_turn
 from pipelines.evaluation.teams import Models
+from pipelines.extensions.why.decisive_turn import find_decisive_turn
+from pipelines.extensions.why.lost_tasks import LostTasks, lost_episodes
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit
 from pipelines.run.serving import app_names, capacities, serve
+from pipelines.runners.by_request import on_engines
 from serve_apps.episode.team import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec, Script
 from stores.traces.explanations import Explanation, keep_explanation
 from stores.types import Purpose, Trace
+
+
+def explain_episode(run: Run, episode_id: str, *, budget: int, address: str = "") -> Explanation:
+    """Finds the turn that decided an episode by playing it again at most `budget` times."""
+    return on_engines(run, lambda: explain(run, episode_id, budget=budget), name="why", address=address)
+
+
+def explain_lost_tasks(run: Run, iteration: int, *, tasks: int, budget: int, address: str = "") -> LostTasks:
+    """Explains the candidate's episodes of the `tasks` that it lost most at the gate, with `budget` replays each."""
+    lost = lost_episodes(run, iteration)
+    found = LostTasks(iteration=iteration, num_lost=len(lost), explanations=[], faults=[])
+
+    def explain_each() -> None:
+        for episode in lost[:tasks]:
+            try:
+                found.explanations.append(explain(run, episode, budget=budget))
+            except ValueError as fault:  # one that cannot be replayed leaves the others alone
+                found.faults.append(str(fault))
+
+    if lost:
+        on_engines(run, explain_each, name="why", address=address, iteration=iteration, times=len(lost[:tasks]))
+    return found
 
 
 def explain(run: Run, episode_id: str, *, budget: int, progress: Progress | None = None) -> Explanation:

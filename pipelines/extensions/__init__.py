@@ -1,0 +1,1 @@
+"""What the pipelines can do beside the core, a folder each; the core imports none of them."""

@@ -1,0 +1,11 @@
+"""What `compare` adds: the command `troupe compare`, and the section of the same name."""
+
+from __future__ import annotations
+
+from stores.extensions import Extension
+
+EXTENSION = Extension(
+    name="compare",
+    sections={"compare": "pipelines.extensions.compare.config:CompareConfig"},
+    commands="pipelines.extensions.compare.command:add_to",
+)

@@ -1,0 +1,1 @@
+"""Which turn decided an episode: it is played again from each turn."""

@@ -1,0 +1,83 @@
+"""extensions: what Troupe can do beside its core -> the commands, config sections and routes that are there.
+
+    pipelines/extensions/NAME/, serve_apps/extensions/NAME/    Troupe's own: a folder may be left out, and the core goes on
+    an entry point of the group `troupe.extensions`            of a package that is installed beside Troupe
+
+A credit rule, a workflow or a world is named by its dotted path, and needs no more than its folder. What adds to the command line, to run
+configs or to the gateway says so in `extension.py` of its folder, or in what the entry point names: `EXTENSION = Extension(...)`. The core
+imports none of them by name (an import contract), and runs its tests without the folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from stores.by_name import open_by_name
+
+GROUP = "troupe.extensions"
+HOMES = ("pipelines.extensions", "serve_apps.extensions")
+SECTIONS: Mapping[str, str] = {"compare": "pipelines.extensions.compare"}
+"""The sections of run configs that Troupe's own extensions add, with their packages: for whoever names one that is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """What an extension adds. Paths are `package.module:Name`, which is imported only when it is needed."""
+
+    name: str
+    sections: Mapping[str, str] = field(default_factory=dict)
+    """Section of the run config -> a subclass of `stores.settings.Settings`. It is null where a config has none, and no part of what
+    identifies a run."""
+    commands: str = ""
+    """`add_to(app: typer.Typer) -> None`, which adds commands to `troupe`."""
+
+
+@cache
+def extensions() -> tuple[Extension, ...]:
+    """Returns the extensions that are there, Troupe's own first, by name.
+
+    Raises:
+        ValueError: one does not load, is no `Extension`, or has a section that another one has.
+    """
+    found = [_opened(f"{home}.{name}.extension:EXTENSION") for home in HOMES for name in _folders(home)]
+    found += [_opened(point.value) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
+    owners: dict[str, str] = {}
+    for extension in found:
+        for section in extension.sections:
+            if section in owners:
+                raise ValueError(
+                    f"extensions {owners[section]!r} and {extension.name!r} both have the config section {section!r}: uninstall one"
+                )
+            owners[section] = extension.name
+    return tuple(found)
+
+
+def section_models() -> dict[str, Any]:
+    """Returns the settings class of every config section that an extension adds."""
+    return {
+        section: open_by_name(path, place=f"extension {extension.name}, section {section}", is_parsing=True)
+        for extension in extensions()
+        for section, path in extension.sections.items()
+    }
+
+
+def _folders(home: str) -> list[str]:
+    spec = find_spec(home)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return sorted(file.parent.name for place in places for file in Path(place).glob("*/extension.py"))
+
+
+def _opened(path: str) -> Extension:
+    return open_by_name(
+        path,
+        place=f"extension {path}",
+        wanted="a stores.extensions.Extension",
+        fits=lambda found: isinstance(found, Extension),
+        is_parsing=True,
+    )
