@@ -39,8 +39,6 @@ class ServeConfig(Settings):
     """The number of CPUs that Ray reserves per replica. It limits where Ray places replicas, not what they use."""
     gpus: float = Field(0.0, ge=0, json_schema_extra=NOT_IDENTITY)
     """The number of GPUs that Ray reserves per replica; 0: the engine runs on the CPU."""
-    enable_prefix_caching: bool = True
-    """Whether the engine reuses the KV cache of prompts that begin alike."""
     block_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", json_schema_extra=IDENTITY_IF_CHANGED)
     """The number of tokens per block of the KV cache. Only full blocks are cached, so a prompt that is shorter than one is
     computed again for each episode. `auto`: 32 on a CPU, the smallest that vLLM's attention takes there, and on a GPU what
@@ -159,8 +157,6 @@ class CaptureConfig(Settings):
     """The number of days after which a stored episode and its feedback are removed from the disk."""
     flush_s: float = Field(0.5, gt=0)
     """The time in seconds between two writes to the store."""
-    max_pending: int = Field(1000, ge=1)
-    """The number of episodes that may wait to be written. Further episodes are not stored."""
 
     @field_validator("redact")
     @classmethod

@@ -245,9 +245,6 @@ class TeamConfig(Settings):
     """The number of newest episodes that the mixer learns from."""
     warmup_iterations: int = Field(0, ge=0)
     """The number of first iterations in which the mixer learns and the turns keep their own rewards."""
-    max_log_factor: float = Field(0.6931471805599453, gt=0)
-    """The bound on |log M| of HAPPO (arXiv 2109.11251), M being the product of the ratios of the groups updated before.
-    The default is log 2."""
     order: Literal["random", "fixed"] = "random"
     """The order in which HAPPO updates model groups. `random` is drawn from the run's seed and kept in the journal."""
 
@@ -317,20 +314,8 @@ class LoraConfig(Settings):
     serves."""
     alpha: float = Field(16.0, gt=0)
     """The scale of the adapter: its output is multiplied by alpha / rank."""
-    dropout: float = 0.0
-    """Dropout is off in training: the tokens of a step are scored by the network that it changes. The key takes 0 only."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """The names of the linear layers that the adapter changes."""
-
-    @field_validator("dropout")
-    @classmethod
-    def _is_off(cls, value: float) -> float:
-        if value:
-            raise ValueError(
-                "dropout would train another network than the one whose tokens are scored before the step, so that the ratio of the two "
-                "is noise: leave the key out"
-            )
-        return value
 
 
 TEAM = "team"
@@ -340,9 +325,7 @@ TEAM_CRITICS = tuple(name for name, estimator in ESTIMATORS.items() if estimator
 TEAM_SETTINGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optimizer", "num_epochs", "gamma", "embedding_size", "hidden_size"), TEAM_CRITICS + MIXERS),
     **dict.fromkeys(("num_minibatches", "gae_lambda", "value_clip", "huber_delta", "value_norm"), TEAM_CRITICS),
-    **dict.fromkeys(
-        ("order", "max_log_factor"), tuple(name for name in TEAM_CRITICS if ESTIMATORS[name].updates_in_turn)
-    ),
+    "order": tuple(name for name in TEAM_CRITICS if ESTIMATORS[name].updates_in_turn),
     **dict.fromkeys(("target_tau", "replay_episodes", "warmup_iterations"), MIXERS),
     "mixer_size": ("qmix",),
 }
@@ -510,8 +493,6 @@ class TinyModelConfig(Settings):
     """The longest context in tokens. `serve.max_model_len` is at most this."""
     vocab_size: int = 512
     """The upper bound of the vocabulary of the tokenizer that is trained on the demonstrations."""
-    tie_embeddings: bool = True
-    """Whether input and output embeddings are the same weights."""
 
 
 class ChosenTracesConfig(Settings):

@@ -62,7 +62,7 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel_size,
-        "enable_prefix_caching": config.enable_prefix_caching,
+        "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         # Prompts and completions are tokens; a tokenizer is what the grammars of constrained answers are compiled for.
         "skip_tokenizer_init": not (model / TOKENIZER_FILE).is_file(),

@@ -92,7 +92,7 @@ def build_model(shape: TinyModelConfig, tokenizer: PreTrainedTokenizerFast, *, s
         num_key_value_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         max_position_embeddings=shape.max_position,
-        tie_word_embeddings=shape.tie_embeddings,
+        tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

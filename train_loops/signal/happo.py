@@ -13,6 +13,8 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
+MAX_LOG_FACTOR = math.log(2)
+
 
 def update_order(
     model_groups: Collection[str], *, seed: int, iteration: int, order: Literal["random", "fixed"]
@@ -24,7 +26,7 @@ def update_order(
     return groups
 
 
-def log_factor(log_ratios: Sequence[Mapping[str, float]], *, limit: float) -> dict[str, float]:
+def log_factor(log_ratios: Sequence[Mapping[str, float]], *, limit: float = MAX_LOG_FACTOR) -> dict[str, float]:
     """Returns log M of each episode, clipped to +-`limit`; episodes in which no updated group acted are left out (M = 1).
 
     Args:

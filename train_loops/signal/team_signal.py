@@ -58,5 +58,5 @@ def read_team_signal(store: WeightStore, job: TrainJob) -> TeamSignal | None:
     return TeamSignal(
         advantages=values_of["advantages"],
         credit=values_of["credit"],
-        log_factor=log_factor(log_ratios, limit=job.train.team.max_log_factor),
+        log_factor=log_factor(log_ratios),
     )

@@ -45,6 +45,8 @@ from stores.journal.stage_results import Measured
 from stores.types import Purpose
 
 WAYS_OF_MANY: tuple[Way, ...] = ("majority", "likeliest", "any")
+MAX_ANSWERS = 64
+"""How often the single agent answers a task at most, however many tokens are left."""
 NOT_OF_ONE = ("compare", "cost", "swap", "schedule", "traffic", "watch")
 """Sections of the team's config that the run of the single agent does without."""
 
@@ -146,10 +148,8 @@ def _scores(run: Run, alone: Run, side: _Side) -> tuple[list[AloneScore], float]
     budget = mean_tokens(list(run.traces.read_traces(side.team.score.traces)))
     single = _answers(alone, side.models, 1)
     per_answer = sum(a.num_tokens for answers in single.values() for a in answers) / max(1, len(single))
-    settings = _settings(run.config)
-    assert settings is not None, "asked for by alone_config"
     # Answers differ in length: twice as many as are needed on average are enough for nearly every task.
-    count = min(settings.max_episodes_per_task, 1 + 2 * math.ceil(budget / max(1.0, per_answer)))
+    count = min(MAX_ANSWERS, 1 + 2 * math.ceil(budget / max(1.0, per_answer)))
     many = within_budget(_answers(alone, side.models, count), budget)
     played: dict[Way, Mapping[str, Sequence[Answer]]] = dict.fromkeys(WAYS_OF_MANY, many)
     if (longer := _with_longer_answers(alone, budget)) is not None:

@@ -26,8 +26,6 @@ class CompareConfig(Settings):
     """The credit rule of its training; null: the run's."""
     set: dict[str, Any] = Field(default_factory=dict)
     """The dotted keys of the run config that differ for it, for example `{agents.solver.max_tokens: 64}`."""
-    max_episodes_per_task: int = Field(64, ge=1)
-    """The number of times that it answers a task at most, however many tokens are left."""
 
     @model_validator(mode="after")
     def _names_one_agent(self) -> Self:

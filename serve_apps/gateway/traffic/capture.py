@@ -38,6 +38,8 @@ RETENTION_INTERVAL_S = 3600.0
 BATCH_SIZE = 64
 BATCH_CHARACTERS = 4_000_000
 """Characters of the episodes that are written together, unless one alone has more: to write them takes several times their memory."""
+MAX_PENDING = 1000
+"""Episodes that may wait to be written; further ones are not stored."""
 MAX_CHARACTERS = 32_000_000
 """Characters of all episodes that wait to be written."""
 MAX_SEARCHES = 16
@@ -106,7 +108,7 @@ class Capture:
         Args: score: the caller's feedback on it, -1 to 1, if it is known already.
         """
         size = _size_of(trace)
-        is_full = len(self._pending) >= self.config.max_pending or self._num_characters + size > MAX_CHARACTERS
+        is_full = len(self._pending) >= MAX_PENDING or self._num_characters + size > MAX_CHARACTERS
         if stores is None or is_full:
             self._count("dropped", 1)
             return "dropped"
