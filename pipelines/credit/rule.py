@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pipelines.config.sections import DottedConfig
 from stores.by_name import construct
@@ -52,6 +52,39 @@ class CreditRule(Protocol):
 
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit of one episode. It is a pure function of the trace, and rewards only turns of the trace."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastEpisode:
+    """An episode of an earlier iteration, and its outcome."""
+
+    trace: Trace
+    outcome: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inferred:
+    """The rewards of an iteration, and how far they can be trusted."""
+
+    rewards: list[EpisodeRewards]
+    fidelity: float
+    """How well the outcomes of unseen episodes are ordered, -1 to 1; 0 where all ended alike."""
+    is_used: bool
+    """False where chance orders them as well: the rewards are those of the inner rule."""
+
+
+@runtime_checkable
+class InferringRule(CreditRule, Protocol):
+    """A credit rule whose rewards depend on earlier iterations, too; stage score calls `infer` after `assign_credit`."""
+
+    past_iterations: int
+    """How many iterations before this one it is given."""
+
+    def infer(
+        self, rewards: Sequence[EpisodeRewards], traces: Sequence[Trace], past: Sequence[PastEpisode]
+    ) -> Inferred:
+        """Returns the rewards of an iteration's episodes, whose own are `rewards`."""
         ...
 
 

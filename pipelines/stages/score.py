@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from pipelines.config.sections import CostConfig
 from pipelines.credit.cost import charge, mean_cost, next_multiplier
-from pipelines.credit.inferred import InferredReward, PastEpisode
-from pipelines.credit.rule import caller_score
+from pipelines.credit.rule import InferringRule, PastEpisode, caller_score
 from pipelines.figures.registry import FIGURES, figures_of
 from pipelines.run.iteration import Iteration
 from pipelines.run.run import Run
@@ -45,7 +44,7 @@ def score(call: StageCall) -> Scored:
     rewards = assign_credit(run, traces)
     sampled = [trace for trace in traces if not trace.variant]
     inferred = None
-    if isinstance(run.credit, InferredReward):
+    if isinstance(run.credit, InferringRule):
         inferred = run.credit.infer(rewards, traces, _past(run, iteration.before[: run.credit.past_iterations]))
         rewards = inferred.rewards
     limit, cost = run.config.cost, None

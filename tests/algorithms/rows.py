@@ -85,7 +85,7 @@ MAIN: Mapping[str, Changes] = {
 """The whole family on one task, with one budget of episodes."""
 
 INFERRED: Changes = {
-    "credit.path": "pipelines.credit.inferred:InferredReward",
+    "credit.path": "pipelines.extensions.inferred_credit.inferred:InferredReward",
     "credit.settings": {
         "inner": {
             "path": "pipelines.examples.counting_house.credit:CountingHouseCredit",

@@ -9,12 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.config.sections import DottedConfig
-from pipelines.credit.code_progress import CodeProgress
-from pipelines.credit.game_scores import GameScores
-from pipelines.credit.inferred import InferredReward
 from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.math_progress import MathProgress
-from pipelines.credit.outcome import OutcomeShare
 from pipelines.credit.posted_score import PostedScore
 from pipelines.credit.rule import (
     Credit,
@@ -25,7 +21,6 @@ from pipelines.credit.rule import (
     score_trace,
     turn_reward,
 )
-from pipelines.credit.shared_sum import SharedSum
 from stores.types import SERVED, Cause, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 pytestmark = pytest.mark.fast
@@ -158,19 +153,6 @@ def test_an_episode_that_the_policy_caused_to_fail_gets_the_worst_outcome_and_it
     assert (scored.outcome, [r.reward for r in scored.rewards]) == (0.0, paid), "never better than to be wrong"
 
 
-def test_a_rule_may_say_what_its_worst_outcome_is_or_what_a_failure_earns() -> None:
-    failed = replace(trace(chain("55", "55", "55"), "", EpisodeStatus.TIMEOUT), cause=Cause.POLICY)
-    low, own = _Pays([]), _Pays([])
-    low.worst_outcome = -1.0
-    own.assign_failed = lambda of: Credit(outcome=0.5, rewards=())
-    assert [r.reward for r in score_trace(low, failed, version="v").rewards] == [-1.0] * 4
-    low.kind = "increments"
-    assert [r.reward for r in score_trace(low, failed, version="v").rewards] == [0.0, 0.0, 0.0, -1.0], "it adds up"
-    assert score_trace(own, failed, version="v").outcome == 0.5
-    shaped = SharedSum({"path": "pipelines.credit.math_final_answer:MathFinalAnswer"})
-    assert [r.reward for r in score_trace(shaped, failed, version="v").rewards] == [0.0] * 4
-
-
 class _Pays:
     kind = "returns"
 
@@ -244,39 +226,6 @@ def test_a_callers_judgement_is_paid_once_however_it_is_counted(rule: CreditRule
     assert (credit.outcome, [r.reward for r in credit.rewards]) == (0.75, rewards)
     assert [r.breakdown for r in credit.rewards] == [{"caller": reward} for reward in rewards]
     assert caller_credit(rule, episode, -1.0).outcome == 0
-
-
-GAME = {"path": "pipelines.credit.game_scores:GameScores", "settings": {"environment": "nim", "player": "solver"}}
-
-
-@pytest.mark.parametrize(
-    "rule", [GameScores("nim", "solver"), SharedSum(GAME), InferredReward(GAME), CodeProgress(workers=["solver"])]
-)
-def test_an_agent_that_does_not_train_is_paid_nothing_in_episodes_that_failed_or_were_served(rule: CreditRule) -> None:
-    played = trace(chain("1", "1", "1", bad_format=["verifier"])[:2], "")
-    failed = replace(played, status=EpisodeStatus.TIMEOUT, cause=Cause.POLICY)
-    served = replace(played, outcome_metadata={SERVED: {"score": 0.5}})
-    for episode, reward in ((failed, 0.0), (served, 0.75)):
-        paid = score_trace(rule, episode, version="v").rewards
-        assert [(r.agent, r.reward) for r in paid] == [("solver", reward)]
-
-
-SHARED = {"path": "pipelines.credit.outcome:OutcomeShare", "settings": {"sharing": ["solver"], "format_weight": 0.5}}
-
-
-@pytest.mark.parametrize(
-    "rule", [OutcomeShare(sharing=["solver"], format_weight=0.5), SharedSum(SHARED), InferredReward(SHARED)]
-)
-def test_an_agent_without_a_share_of_the_outcome_gets_none_in_served_episodes_either(rule: CreditRule) -> None:
-    played = trace(chain("1", "1", "1", bad_format=["verifier"])[:2], "1")
-    served = replace(played, outcome_metadata={SERVED: {"score": 0.5}})
-    paid = score_trace(rule, served, version="v").rewards
-    assert [(r.agent, r.reward) for r in paid] == [("solver", 0.75), ("verifier", 0.0)]
-    failed = replace(played, status=EpisodeStatus.TIMEOUT, cause=Cause.POLICY)
-    assert [(r.agent, r.reward) for r in score_trace(rule, failed, version="v").rewards] == [
-        ("solver", 0.0),
-        ("verifier", -0.5),
-    ]
 
 
 def test_of_increments_the_last_turn_that_is_paid_gets_the_outcome() -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from records import MakeTrace
 
-from pipelines.credit.game_scores import GameScores
-from pipelines.credit.rule import score_trace, worst_outcome
+from pipelines.credit.rule import score_trace
 from pipelines.credit.step_rewards import StepRewards
 from stores.traces.conventions import UNRECORDED
-from stores.types import EpisodeStatus, ToolCall, Trace, Turn
+from stores.types import ToolCall, Trace, Turn
 
 pytestmark = pytest.mark.fast
 
@@ -92,17 +91,6 @@ def test_a_turn_whose_format_is_invalid_is_fined(make_trace: MakeTrace) -> None:
     trace = played(make_trace, ["act", "step"], [0.5])
     fined = replace(trace, turns=(replace(trace.turns[0], is_format_ok=False),))
     assert paid(StepRewards("home", format_weight=0.2), fined) == pytest.approx([0.3])
-
-
-def test_an_episode_that_is_cut_before_its_world_begins_is_lost_and_one_that_ends_without_a_world_is_an_error(
-    make_trace: MakeTrace,
-) -> None:
-    trace = replace(played(make_trace, ["act", "step"], [0.5]), tool_calls=())
-    cut = replace(trace, status=EpisodeStatus.TRUNCATED)
-    for rule in (StepRewards("home"), GameScores("home", trace.turns[0].agent)):
-        assert rule.assign_credit(cut).outcome == worst_outcome(rule)
-        with pytest.raises(ValueError, match="opened no world 'home'"):
-            rule.assign_credit(trace)
 
 
 def test_a_name_of_no_environment_and_bad_settings_are_named(make_trace: MakeTrace) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from one_group import team_in_one_group
 
-from pipelines.credit.code_progress import CodeProgress
 from pipelines.credit.outcome import OutcomeShare
 from pipelines.credit.rule import CreditRule
-from pipelines.credit.search_progress import SearchProgress
 from pipelines.examples.arithmetic import demonstrator as arithmetic_demonstrator
 from pipelines.examples.arithmetic import tasks as arithmetic
 from pipelines.examples.counting_house import demonstrator as counting_house_demonstrator
@@ -25,6 +23,8 @@ from pipelines.examples.made_up_facts import demonstrator as made_up_facts_demon
 from pipelines.examples.made_up_facts import tasks as made_up_facts
 from pipelines.examples.small_functions import demonstrator as small_functions_demonstrator
 from pipelines.examples.small_functions import tasks as small_functions
+from pipelines.extensions.paper_credit.code_progress import CodeProgress
+from pipelines.extensions.paper_credit.search_progress import SearchProgress
 from serve_apps.authoring.agent import Agent, Tool
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.chat.tokenizer import ChatTokenizer

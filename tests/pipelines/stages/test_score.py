@@ -15,7 +15,6 @@ from stage_records import call, collected, finish
 from stage_records import scored as scored_result
 
 from pipelines.config.run_config import load_config
-from pipelines.credit.inferred import Inferred, InferredReward, PastEpisode
 from pipelines.run.iteration import NotDone
 from pipelines.run.run import Run
 from pipelines.run.scoring import rewards_for
@@ -267,32 +266,3 @@ def test_the_multiplier_that_an_iteration_leaves_is_charged_in_the_next_one_that
         parts = [part for episode in run.traces.read_rewards(result.rewards) for part in episode.rewards]
         assert min(part.breakdown["cost"] for part in parts) == pytest.approx(-14 * multiplier), "14 tokens are dearest"
         multiplier = result.cost["next_multiplier"]
-
-
-class Remembering(InferredReward):
-    """Keeps what it was given of earlier iterations."""
-
-    def infer(
-        self, rewards: Sequence[EpisodeRewards], traces: Sequence[Trace], past: Sequence[PastEpisode]
-    ) -> Inferred:
-        self.past = past
-        return super().infer(rewards, traces, past)
-
-
-def test_credit_is_inferred_from_the_last_iterations_that_were_scored(make_trace: MakeTrace, tmp_path: Path) -> None:
-    settings = {
-        "inner": {"path": "pipelines.credit.outcome:OutcomeShare", "settings": {"metric": "em"}},
-        "past_iterations": 2,
-    }
-    credit = {"path": f"{__name__}:Remembering", "settings": settings}
-    train = {"algorithm": "reinforce_pp_baseline", "advantage": {"group_by": "task_agent_round"}}
-    run = run_of(tmp_path, make_trace, num_iterations=4, credit=credit, train=train)
-    assert isinstance(run.credit, Remembering)
-    outcomes: dict[int, dict[str, float]] = {}
-    for iteration, used in ((1, []), (2, [1]), (4, [2])):  # the third is collected, and not scored yet
-        result = score(call(run, "score", iteration))
-        finish(run, iteration, result)
-        outcomes[iteration] = {r.episode_id: r.outcome for r in run.traces.read_rewards(result.rewards)}
-        known = {p.trace.episode_id: p.outcome for p in run.credit.past}
-        assert known == {name: outcome for k in used for name, outcome in outcomes[k].items()}
-    assert len(outcomes[1]) == 2

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.credit.rounds import Horizon, Rounds, Sharing, check_choice, mean_of, shared_score
 from pipelines.credit.rule import CreditKind
-from pipelines.credit.shaping import Played, Shaping
+from pipelines.extensions.paper_credit.rounds import Horizon, Rounds, Sharing, check_choice, mean_of, shared_score
+from pipelines.extensions.paper_credit.shaping import Played, Shaping
 from stores.types import Turn
 
 THRESHOLD = 0.5

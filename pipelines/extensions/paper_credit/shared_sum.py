@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.credit.rule import CreditKind
-from pipelines.credit.shaping import Played, Shaping
+from pipelines.extensions.paper_credit.shaping import Played, Shaping
 from stores.types import Turn
 
 

@@ -20,7 +20,7 @@ well (`CHANCE`), all turns keep the rewards of the inner rule.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ from pipelines.credit.inner import PLACE, load_inner
 from pipelines.credit.rule import (
     Credit,
     CreditKind,
+    Inferred,
+    PastEpisode,
     caps_failed,
     credits_of,
     failed_credit,
@@ -38,7 +40,7 @@ from pipelines.credit.rule import (
     shares,
     worst_outcome,
 )
-from pipelines.credit.turn_values import beginnings, fit, logistic_regression, turn_features
+from pipelines.extensions.inferred_credit.turn_values import beginnings, fit, logistic_regression, turn_features
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
 PART = "inferred"
@@ -55,25 +57,6 @@ MIN_EVIDENCE = 1.0
 """Log-likelihood that one agent's turns must add: that of one parameter by Akaike's criterion."""
 FAILED_BELOW = 1.0
 """Log-odds by which failing is paid less than anything else."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastEpisode:
-    """An episode of an earlier iteration, and its outcome."""
-
-    trace: Trace
-    outcome: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inferred:
-    """The rewards of an iteration, and how far they can be trusted."""
-
-    rewards: list[EpisodeRewards]
-    fidelity: float
-    """How well the outcomes of unseen episodes are ordered, -1 to 1; 0 where all ended alike."""
-    is_used: bool
-    """False where chance orders them as well: the rewards are those of the inner rule."""
 
 
 class InferredReward:

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from test_workflow_credit import Event, trace
 
 from pipelines.config.sections import DottedConfig
-from pipelines.credit.debate import DebateReward
-from pipelines.credit.difference import DifferenceReward
-from pipelines.credit.inferred import InferredReward
-from pipelines.credit.influence import InfluenceReward
-from pipelines.credit.marti import HistoryShaping
 from pipelines.credit.math_progress import MathProgress
-from pipelines.credit.rounds import influence, shared_score
 from pipelines.credit.rule import Credit, credit_version, load_credit, score_traces, turn_reward, worst_outcome
-from pipelines.credit.score_rules import ScoreRules
-from pipelines.credit.shared_sum import SharedSum
-from pipelines.credit.team_reward import TeamReward
+from pipelines.extensions.inferred_credit.inferred import InferredReward
+from pipelines.extensions.paper_credit.debate import DebateReward
+from pipelines.extensions.paper_credit.difference import DifferenceReward
+from pipelines.extensions.paper_credit.influence import InfluenceReward
+from pipelines.extensions.paper_credit.marti import HistoryShaping
+from pipelines.extensions.paper_credit.rounds import influence, shared_score
+from pipelines.extensions.paper_credit.score_rules import ScoreRules
+from pipelines.extensions.paper_credit.shared_sum import SharedSum
+from pipelines.extensions.paper_credit.team_reward import TeamReward
 from stores.traces.conventions import rounds_in_time
 from stores.types import Cause, EpisodeStatus, Task, Trace
 
@@ -222,7 +222,10 @@ def test_a_set_is_scored_the_same_whatever_its_order() -> None:
         replace(played((numbers.random(), 0.1), (numbers.random(), 0.7)), episode_id=f"e{i}") for i in range(50)
     ]
     rule = ScoreRules(
-        {"path": "pipelines.credit.marti:HistoryShaping", "settings": {"inner": SAID, "past": "episodes"}}
+        {
+            "path": "pipelines.extensions.paper_credit.marti:HistoryShaping",
+            "settings": {"inner": SAID, "past": "episodes"},
+        }
     )
     first = {r.episode_id: r for r in score_traces(rule, episodes, version="v")}
     numbers.shuffle(episodes)
@@ -300,7 +303,9 @@ LOW_GROWING = {"path": "test_shaping:LowGrowing"}
         (SharedSum(LOW_GROWING), [-1, -1.5, -1]),
         (InfluenceReward(LOW_GROWING), [0, -0.5, -1]),
         (
-            SharedSum({"path": "pipelines.credit.difference:DifferenceReward", "settings": {"inner": LOW}}),
+            SharedSum(
+                {"path": "pipelines.extensions.paper_credit.difference:DifferenceReward", "settings": {"inner": LOW}}
+            ),
             [-1, -1.5, -1],
         ),
         (InferredReward(LOW), [-1, -1.5, -1]),
@@ -316,7 +321,10 @@ def test_a_failed_episode_has_the_worst_outcome_of_the_inner_rule_paid_by_the_ki
     assert [reward.reward for reward in scored.rewards] == rewards
 
 
-DIFFERENCE = {"path": "pipelines.credit.difference:DifferenceReward", "settings": {"inner": SAID, "between": "agents"}}
+DIFFERENCE = {
+    "path": "pipelines.extensions.paper_credit.difference:DifferenceReward",
+    "settings": {"inner": SAID, "between": "agents"},
+}
 
 
 @pytest.mark.parametrize(
@@ -381,7 +389,9 @@ def test_where_all_episodes_fail_or_others_earn_more_the_worst_outcome_is_paid()
 
 def test_the_inner_rule_counts_in_the_credit_version() -> None:
     def version(inner: dict[str, Any]) -> str:
-        return credit_version(DottedConfig(path="pipelines.credit.shared_sum:SharedSum", settings={"inner": inner}))
+        return credit_version(
+            DottedConfig(path="pipelines.extensions.paper_credit.shared_sum:SharedSum", settings={"inner": inner})
+        )
 
     outcome = {"path": "pipelines.credit.outcome:OutcomeShare"}
     assert version(outcome) == version(outcome) != version(SAID)
@@ -389,10 +399,10 @@ def test_the_inner_rule_counts_in_the_credit_version() -> None:
 
 
 def test_a_rule_is_named_by_the_classes_that_it_inherits_from_too() -> None:
-    from pipelines.credit import shared_sum
     from pipelines.credit.rule import _used
+    from pipelines.extensions.paper_credit import shared_sum
 
-    assert "pipelines.credit.shaping" in {module.__name__ for module in _used(shared_sum)}
+    assert "pipelines.extensions.paper_credit.shaping" in {module.__name__ for module in _used(shared_sum)}
 
 
 @pytest.mark.parametrize(
@@ -418,7 +428,7 @@ def test_a_rule_is_named_by_the_classes_that_it_inherits_from_too() -> None:
 )
 def test_what_cannot_be_shaped_is_refused(path: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_credit(DottedConfig(path=f"pipelines.credit.{path}", settings=settings))
+        load_credit(DottedConfig(path=f"pipelines.extensions.paper_credit.{path}", settings=settings))
 
 
 def test_an_agent_that_speaks_once_at_the_end_is_in_the_last_round() -> None:

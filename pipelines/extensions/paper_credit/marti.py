@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pipelines.credit.rounds import check_choice
-from pipelines.credit.shaping import Played, Shaping
+from pipelines.extensions.paper_credit.rounds import check_choice
+from pipelines.extensions.paper_credit.shaping import Played, Shaping
 from stores.types import Turn
 
 Mode = Literal["margin", "quality"]

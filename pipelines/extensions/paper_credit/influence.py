@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.credit.rounds import influence
-from pipelines.credit.shaping import Played, Shaping
+from pipelines.extensions.paper_credit.rounds import influence
+from pipelines.extensions.paper_credit.shaping import Played, Shaping
 from stores.types import Turn
 
 

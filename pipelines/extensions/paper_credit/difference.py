@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pipelines.credit.rounds import check_choice, mean_of
-from pipelines.credit.shaping import Played, Shaping
+from pipelines.extensions.paper_credit.rounds import check_choice, mean_of
+from pipelines.extensions.paper_credit.shaping import Played, Shaping
 from stores.types import Turn
 
 Between = Literal["rounds", "agents"]

@@ -13,10 +13,10 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 from pipelines.config.run_config import load_config
-from pipelines.credit.inferred import CHANCE, InferredReward, PastEpisode, _order
 from pipelines.credit.outcome import OutcomeShare
 from pipelines.credit.rule import Credit, credits_of, score_traces, turn_reward
-from pipelines.credit.turn_values import fit, turn_features
+from pipelines.extensions.inferred_credit.inferred import CHANCE, InferredReward, PastEpisode, _order
+from pipelines.extensions.inferred_credit.turn_values import fit, turn_features
 from pipelines.runners.validate import check
 from stores.types import Cause, EpisodeRewards, EpisodeStatus, Trace
 from tests.records import build_trace
@@ -396,7 +396,12 @@ def test_of_long_texts_the_ends_are_read() -> None:
     [
         ({"inner": {"path": "pipelines.credit.math_progress:MathProgress"}}, r"inner: .*MathProgress pays increments"),
         (
-            {"inner": {"path": "pipelines.credit.inferred:InferredReward", "settings": {"inner": BARE}}},
+            {
+                "inner": {
+                    "path": "pipelines.extensions.inferred_credit.inferred:InferredReward",
+                    "settings": {"inner": BARE},
+                }
+            },
             r"inner: .*InferredReward learns from earlier iterations.*outermost",
         ),
         ({"inner": {"path": "nowhere:Rule"}}, r"credit\.settings\.inner\.path"),
@@ -412,7 +417,7 @@ def test_what_it_cannot_wrap_is_refused(settings: dict[str, Any], message: str) 
 @pytest.mark.parametrize("algorithm", ["grpo", "counterfactual", "mappo"])
 def test_estimators_that_compare_whole_episodes_are_refused(algorithm: str) -> None:
     changes: dict[str, Any] = {
-        "credit": {"path": "pipelines.credit.inferred:InferredReward", "settings": {"inner": BARE}},
+        "credit": {"path": "pipelines.extensions.inferred_credit.inferred:InferredReward", "settings": {"inner": BARE}},
         "train.algorithm": algorithm,
     }
     changes |= {"collect.variants": {"kind": "counterfactual"}} if algorithm == "counterfactual" else {}

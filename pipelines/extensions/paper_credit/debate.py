@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
-from pipelines.credit.rounds import Rounds, Team, Timing, check_choice, influence, paid_at, team_score
 from pipelines.credit.rule import Credit, format_penalty, turn_reward
+from pipelines.extensions.paper_credit.rounds import Rounds, Team, Timing, check_choice, influence, paid_at, team_score
 from serve_apps.tools.math_answer import is_correct
 from stores.types import Trace
 

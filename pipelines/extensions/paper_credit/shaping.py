@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.credit.inner import PLACE, load_inner
-from pipelines.credit.rounds import Rounds
 from pipelines.credit.rule import (
     Credit,
     CreditKind,
@@ -25,6 +24,7 @@ from pipelines.credit.rule import (
     turn_reward,
     worst_outcome,
 )
+from pipelines.extensions.paper_credit.rounds import Rounds
 from stores.traces.conventions import rounds_in_time
 from stores.types import Trace, Turn, TurnReward
 
@@ -60,7 +60,7 @@ class Shaping(ABC):
         if self.needs_scores and self.inner.kind == "increments":
             raise ValueError(
                 f"{PLACE}: {inner['path']} pays increments, but {type(self).__name__} needs a score per turn that stands "
-                "for itself: give a rule of kind `returns`, e.g. pipelines.credit.debate:DebateReward"
+                "for itself: give a rule of kind `returns`, e.g. pipelines.extensions.paper_credit.debate:DebateReward"
             )
 
     @property

@@ -1,0 +1,1 @@
+"""Credit by turn, inferred from whole episodes and their outcomes."""

@@ -1,0 +1,1 @@
+"""Credit rules of papers: debates, rounds of agents, searches, code and games."""
