@@ -269,8 +269,7 @@ def show(
     """
     from rich.console import Console
 
-    from pipelines.report.episode_list import list_episodes, list_view
-    from pipelines.report.inspect import episode_view
+    from pipelines.report.inspect import episode_view, list_episodes, list_view
 
     bounds = (min_outcome, max_outcome)
     asked: Asked = {

@@ -251,8 +251,7 @@ def lineage(
     root: Root = "runs",
 ) -> None:
     """Print as JSON what led to a team or an answer of the gateway (models, iterations, traces), or what was trained on an episode."""
-    from pipelines.report.answer_lineage import lineage_of_id
-    from pipelines.report.lineage import lineage_of_team
+    from pipelines.report.lineage import lineage_of_id, lineage_of_team
 
     if "@" in what:
         name, alias = split_team(what)

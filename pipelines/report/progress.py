@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
-from stores.journal.stage_results import Measured
+from pipelines.report import charts
+from pipelines.report.page import failures, repeated_in_words
+from stores.journal.stage_results import CHOSEN, Measured
 
 LOG_WIDTH = 110
 """Columns where output goes to a file."""
@@ -69,8 +75,6 @@ class Screen:
 
     def iteration(self, summary: Mapping[str, Any]) -> None:
         """Shows the table of a finished iteration."""
-        from pipelines.report.sections import iteration_table
-
         self.console.print(iteration_table(summary))
         for group, proof in summary.get("proofs", {}).items():
             if proof["is_indistinguishable"]:
@@ -104,7 +108,9 @@ class Screen:
         for path in paths:
             self.say(path)
         if report["waits"]:
-            self.console.print("[bold]the largest waits[/]")
+            self.console.print(
+                "[bold]the largest waits[/] (every stage, call and trainer: open timeline.json in ui.perfetto.dev)"
+            )
         for number, wait in enumerate(report["waits"], 1):
             self.say(f"{number}. {wait['sentence']}")
         self.console.print("[bold]next[/]")
@@ -135,3 +141,85 @@ class _Line:
         text.append(f"{head}{self.name}", style="default")
         text.append(f"{amount}  {time.monotonic() - self.began:.1f} s  {self.word}".rstrip(), style="dim")
         return text
+
+
+# ---- the table of an iteration
+
+_GROUP_NAMES = ("kl", "entropy", "logprob gap", "grad norm")
+_GAP_MAX = ("logprob_gap_max", "gap_max", "max_abs")
+
+
+def iteration_table(row: Mapping[str, Any]) -> Group:
+    """Returns a table with a row per agent (reward, format, funnel), then a line per model group and one for the seconds.
+
+    `row` is an iteration as in `ReportData.iterations`; a dash stands for what was not measured.
+    """
+    agents, funnel = row.get("agents") or {}, row.get("funnel") or {}
+    steps = list(dict.fromkeys(step for counts in funnel.values() for step in counts))
+    table = Table(box=SIMPLE_HEAD, title=escape(_title(row)), title_justify="left", title_style="bold")
+    table.add_column("agent", overflow="fold")
+    for name in ("reward", "format", *(_short(step) for step in steps)):
+        table.add_column(name, justify="right", overflow="fold")
+    for agent in dict.fromkeys([*agents, *funnel]):
+        values, counts = agents.get(agent) or {}, funnel.get(agent) or {}
+        cells = [_number(values.get("reward"), ".3f"), _number(values.get("format"), ".1%")]
+        cells += [_number(counts.get(step), ",.0f") for step in steps]
+        table.add_row(escape(agent), *cells)
+    return Group(table, Text(_caption(row)))
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    metrics = row.get("metrics") or {}
+    parts = [f"iteration {row['iteration']}"]
+    for name, label, spec in (("reward", "reward", ".3f"), ("accuracy", "accuracy", ".1%")):
+        if _number(metrics.get(name), spec) != "–":
+            parts.append(f"{label} {metrics[name]:{spec}}")
+    speed = _number(metrics.get("tokens_per_s"), ",.0f")
+    parts += [f"{speed} tokens/s"] if speed != "–" else []
+    seconds = charts.total_seconds(row)
+    return " · ".join([*parts, f"{seconds:.1f} s"] if seconds else parts)
+
+
+def _caption(row: Mapping[str, Any]) -> str:
+    lines = []
+    for group, values in (row.get("groups") or {}).items():
+        parts = []
+        for name, (_, names) in zip(_GROUP_NAMES, charts.TRAIN_PANELS, strict=True):
+            value = _number(charts.first_metric(values, names), ".3g")
+            gap_max = _number(charts.first_metric(values, _GAP_MAX), ".2g") if name == "logprob gap" else "–"
+            if value != "–":
+                parts.append(f"{name} {value}" + (f" (max {gap_max})" if gap_max != "–" else ""))
+        lines.append(f"{group}: {', '.join(parts)}" if parts else f"{group}: not trained")
+    cached = {agent: _number(v.get("cached_prompt_share"), ".0%") for agent, v in (row.get("agents") or {}).items()}
+    if shares := ", ".join(f"{agent} {share}" for agent, share in cached.items() if share != "–"):
+        lines.append(f"prompt tokens from the prefix cache: {shares}")
+    lines += [f"{agent} chooses: {shares}" for agent, v in (row.get("agents") or {}).items() if (shares := _chosen(v))]
+    stages = [f"{k} {v:.1f}" for k, v in (row.get("seconds") or {}).items() if k != "total"]
+    overhead = charts.overhead_share(row)
+    if failures(row.get("causes")):
+        lines.append("failed: " + ", ".join(f"{n} by {c}" for c, n in sorted(row["causes"].items()) if c != "sound"))
+    if repeated := repeated_in_words(row.get("repeated")):
+        lines.append(f"repeated calls: {repeated}")
+    if stages:
+        lines.append("seconds: " + ", ".join(stages) + (f" · overhead {overhead:.0%}" if overhead is not None else ""))
+    result = row.get("evaluation")
+    if result and result.get("verdict"):
+        lines.append(f"gate: {result['verdict']}, {result.get('condition', '')}")
+    return "\n".join([*lines, *(f"! {warning}" for warning in row.get("warnings") or ())])
+
+
+def _chosen(values: Mapping[str, Any]) -> str:
+    """Describes an agent's choices; empty where it makes none."""
+    taken = {name.removeprefix(CHOSEN): share for name, share in values.items() if name.startswith(CHOSEN)}
+    return ", ".join(f"{name} {share:.0%}" for name, share in sorted(taken.items(), key=lambda item: -item[1]))
+
+
+def _short(step: str) -> str:
+    return {"non_zero_advantage": "adv ≠ 0", "episodes_ok": "ok", "with_ids": "with ids"}.get(
+        step, step.replace("_", " ")
+    )
+
+
+def _number(value: Any, spec: str) -> str:
+    is_number = isinstance(value, (int, float)) and math.isfinite(value)
+    return format(value, spec) if is_number else "–"

@@ -22,12 +22,12 @@ from pipelines.cluster.observe import send_stage_points
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
 from pipelines.monitoring.watching import CHAMPION, ITERATION, check_iteration, check_metrics, check_tags
 from pipelines.report.chrome_trace import chrome_trace
-from pipelines.report.episode_list import show_command
-from pipelines.report.form_of_gain import form_of_gain
-from pipelines.report.kept_summaries import RECORD, Summaries, iteration_summary
+from pipelines.report.inspect import show_command
+from pipelines.report.result import run_report
 from pipelines.report.samples import samples
-from pipelines.report.so_far import SoFar
-from pipelines.report.summary import run_report, trained_agents
+from pipelines.report.summaries import RECORD, SoFar, Summaries, iteration_summary
+from pipelines.report.summary import trained_agents
+from pipelines.report.timeline import latest_timelines, read_timeline, work_of_lanes
 from pipelines.run.run import Run, plain
 from pipelines.run.scoring import rewards_for
 from pipelines.stages.table import STAGES
@@ -42,8 +42,6 @@ STAGE = RECORD
 REPORT_FILES = {"json": "report.json", "html": "report.html", "timeline": "timeline.json"}
 UPLOAD_EVERY = 10
 """The page goes into MLflow with the first iterations, then with each tenth, and at the end of the run; report.json always."""
-NUM_DRAWN = 3
-"""Iterations whose timelines are drawn in the page; timeline.json has `kept_timelines.NUM_KEPT`."""
 NUM_EXPLANATIONS = 20
 NUM_TRACES = 8
 """Traces of an iteration that go into MLflow's trace view; LanceDB has them all."""
@@ -177,13 +175,13 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
 
     Args: out: the folder that they are written to; default that of the run. ValueError where nothing can be written to it.
     """
-    from pipelines.report.sections import Example, ExampleEpisode, ReportData, render
+    from pipelines.report.page import Example, ExampleEpisode, ReportData, render
 
     summaries = Summaries(run)
     so_far = summaries.so_far()
     rows = summaries.rows(so_far.numbers_to_draw())
-    report = run_report(run, so_far, rows)
-    report["form"] = form_of_gain(run)
+    timelines = latest_timelines(run, so_far.last)
+    report = run_report(run, so_far, rows, timelines)
     report["comparison"] = kept_comparison(run)
     chosen = samples(run, last=so_far.last)
     report["samples"] = [asdict(sample) for sample in chosen]
@@ -193,7 +191,6 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
         command = show_command(run, episode_id)
         return ExampleEpisode(trace=trace, rewards=rewards_for(run, trace), command=command)
 
-    timelines = summaries.timelines.latest(so_far.last)
     data = ReportData(
         run_id=run.run_id,
         headline={key: report[key] for key in ("before", "after", "delta", "delta_ci95")},
@@ -207,8 +204,8 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
         total_seconds=so_far.seconds.get("total", 0.0),
         warnings=so_far.shown_warnings(),
         num_warnings=so_far.num_warnings,
-        time=so_far.time,
-        timelines=timelines[-NUM_DRAWN:],
+        waits=[str(wait["sentence"]) for wait in report["waits"]],
+        work=work_of_lanes(timelines),
         examples=[
             Example(title=one.title, episodes={name: shown(episode) for name, episode in one.episodes.items()})
             for one in chosen
@@ -217,7 +214,7 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
         facts=_facts(run, report),
         checks={kind: run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind)) for kind in (ITERATION, CHAMPION)},
     )
-    unfinished = summaries.timelines.unfinished(so_far.last + 1)
+    unfinished = read_timeline(run, so_far.last + 1)
     trace = chrome_trace(run.run_id, [*timelines, *([] if unfinished is None else [unfinished])])
     contents = {"json": json.dumps(report, indent=2), "html": render(data), "timeline": json.dumps(trace)}
     folder = run.folder if out is None else str(out)

@@ -1,22 +1,14 @@
-"""summary: the stage results of a run -> figures per iteration and the run's report.json."""
+"""summary: the stage results of an iteration -> its figures."""
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.evaluation.statistics import Interval, paired_interval
-from pipelines.report.over_control import team_over_control
-from pipelines.report.so_far import SoFar
-from pipelines.report.waits import NUM_LARGEST, Account, Wait, cause_in_words, in_words, who_in_words
-from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration
 from pipelines.run.run import Run
 from pipelines.run.scoring import mean
-from pipelines.stages.promote import git_commit
 from pipelines.stages.table import STAGES
 from stores.journal.journal import StageRow
 from stores.journal.run_values import RunValue
@@ -27,13 +19,11 @@ from stores.journal.stage_results import (
     Collected,
     Decided,
     Evaluated,
-    Measured,
     Scored,
     Synced,
     TeamScore,
     Trained,
     TrainedTeam,
-    WarmStarted,
 )
 from train_loops.config import TEAM
 
@@ -256,7 +246,7 @@ def _seconds(run: Run, iteration: int) -> dict[str, float]:
         if own_rows:
             seconds[stage.name] = _span(own_rows) if stage.is_per_model_group else own_rows[0].seconds or 0.0
     total = _seconds_since_last(run, iteration, rows) if run.config.loop.max_lag else sum(seconds.values())
-    seconds["total"] = _wall(run, RunValue.WALL.of(iteration), total)
+    seconds["total"] = wall_seconds(run, RunValue.WALL.of(iteration), total)
     return seconds
 
 
@@ -273,108 +263,11 @@ def _span(rows: Sequence[StageRow]) -> float:
     return max(max(row.ended_at for row in rows if row.ended_at) - min(row.started_at for row in rows), 0.0)
 
 
-def _wall(run: Run, name: str, default: float) -> float:
+def wall_seconds(run: Run, name: str, default: float) -> float:
+    """Returns the seconds that the journal notes under a name, or else `default`."""
     wall = run.journal.value(run.run_id, name)
     return float(wall["seconds"]) if wall else default
 
 
 def _learning_seconds(metrics: Mapping[str, float]) -> float:
     return sum(metrics.get(f"train/{part}_s", 0.0) for part in LEARNING_PARTS)
-
-
-def run_report(run: Run, so_far: SoFar, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """report.json: the run's result with the figures it rests on.
-
-    Args: rows: the figures of the iterations that are drawn, see `ReportData.iterations`; the last is the latest.
-    """
-    before, after = run.iteration(0).find(Measured), run.iteration(run.config.iterations).find(Measured)
-    delta = _delta(run, before, after)
-    last: Mapping[str, Any] = rows[-1] if rows else {}
-    return {
-        "run": run.run_id,
-        "workflow": run.config.workflow.path,
-        "algorithm": {group: run.config.train_config(group).algorithm for group in run.config.model_groups},
-        "model_groups": {group: list(settings.agents) for group, settings in run.config.model_groups.items()},
-        "seed": run.config.seed,
-        "before": _measured(before),
-        "after": _measured(after),
-        "delta": delta.mean if delta else None,
-        "delta_ci95": delta.ci95 if delta else None,
-        "control": {
-            name: team_over_control(run, measured)
-            for name, measured in (("before", before), ("after", after))
-            if measured is not None and measured.control is not None
-        },
-        "iterations": so_far.num_iterations,
-        "seconds": _seconds_of_run(run, so_far.seconds),
-        "overhead_share": [row["metrics"]["overhead_share"] for row in rows],
-        "logprob_gap": {"mean": so_far.gap_sum / max(so_far.num_gaps, 1), "max": so_far.gap_max},
-        "sync_seconds": so_far.sync_seconds,
-        "waits": [_wait(wait, so_far.time) for wait in so_far.time.waits[:NUM_LARGEST]],
-        "failed_groups": so_far.failed_groups,
-        "warnings": [str(warning) for warning in so_far.shown_warnings()],
-        "num_warnings": so_far.num_warnings,
-        "agents": last.get("agents", {}),
-        "funnel": last.get("funnel", {}),
-        "versions": last.get("versions", {}),
-        "team_version": champion_version(run),
-        "commit": git_commit(),
-        "cores": os.cpu_count(),
-        "written_at": time.time(),
-    }
-
-
-def _wait(wait: Wait, total: Account) -> dict[str, Any]:
-    return {
-        "who": who_in_words(wait),
-        "seconds": wait.seconds,
-        "share": wait.seconds / total.seconds,
-        "waited_for": cause_in_words(wait.cause),
-        "sentence": in_words(wait, total),
-    }
-
-
-def _delta(run: Run, before: Measured | None, after: Measured | None) -> Interval | None:
-    """The paired gain on the test tasks that both measurements have; None before both are there."""
-    if before is None or after is None:
-        return None
-    both = before.outcomes.keys() & after.outcomes.keys()
-    return paired_interval(
-        {task: list(after.outcomes[task]) for task in both},
-        {task: list(before.outcomes[task]) for task in both},
-        families=after.families,
-        seed=run.config.seed,
-        num_samples=run.config.evaluate.bootstrap_samples,
-    )
-
-
-def _seconds_of_run(run: Run, by_stage: Mapping[str, float]) -> dict[str, float]:
-    """By stage over all iterations; `iterations` is their total, `total` the wall time of the run."""
-    totals = dict(by_stage)
-    iterations = totals.pop("total", 0.0)
-    begun = [row for row in run.journal.stages(run.run_id, 0) if row.stage == WarmStarted.STAGE]
-    return {
-        **totals,
-        "warmstart": (begun[0].seconds or 0.0) if begun else 0.0,
-        "iterations": iterations,
-        "total": _wall(run, RunValue.WALL, iterations),
-    }
-
-
-def _measured(measured: Measured | None) -> dict[str, Any] | None:
-    if measured is None:
-        return None
-    score = measured.score
-    return {
-        "accuracy": score.accuracy,
-        "num_tasks": score.num_tasks,
-        "ci95": list(score.ci95),
-        "policy_versions": dict(score.policy_versions),
-        "k": score.k,
-        "pass_at_k": score.pass_at_k,
-        "num_failed": score.num_failed,
-        "ok_share": score.ok_share,
-        "repeated": repeated_calls(score.agents),
-        "sources": dict(score.sources),
-        "format_share": {agent: figures["format_share"] for agent, figures in score.agents.items()},
-    }

@@ -20,10 +20,10 @@ from typing import Any
 
 from pipelines.config.run_config import RunConfig
 from pipelines.episodes.from_run import parse_source, pin_source
-from pipelines.report.episode_list import root_option, show_command
-from pipelines.report.kept_summaries import iteration_summary
+from pipelines.report.inspect import root_option, show_command
 from pipelines.report.progress import Screen
 from pipelines.report.record import REPORT_FILES, finish_parent, open_parent, record
+from pipelines.report.summaries import iteration_summary
 from pipelines.run.disk import check_disk
 from pipelines.run.iteration import NotDone
 from pipelines.run.iterations import unfinished_iterations

@@ -32,8 +32,6 @@ class RunValue(StrEnum):
     """Family, by iteration: its figures and training warnings, kept when it is recorded."""
     SO_FAR = "so-far"
     """What the recorded iterations add up to, for the report."""
-    TIME = "time"
-    """Family, by iteration: who worked in it and who waited for whom."""
     TIMELINES = "timelines"
     """Timelines of the last recorded iterations, by iteration."""
     TRAFFIC = "traffic"

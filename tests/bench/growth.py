@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 from rich.console import Console
 
-from pipelines.report.kept_summaries import RECORD, Summaries
 from pipelines.report.record import record, write_reports
+from pipelines.report.summaries import RECORD, Summaries
 from pipelines.run.run import Run
 from stores.files import list_files
 from stores.journal.journal import DONE, STAGES

@@ -11,8 +11,8 @@ import pytest
 from records import MakeTrace
 
 from pipelines.config.run_config import load_config
-from pipelines.report.over_control import team_over_control
-from pipelines.report.sections import ReportData, render
+from pipelines.report.page import ReportData, render
+from pipelines.report.result import team_over_control
 from pipelines.run.run import Run
 from pipelines.runners.validate import check
 from stores.journal.stage_results import Control, Measured, TeamScore

@@ -9,7 +9,7 @@ import pytest
 from records import MakeTrace
 
 from pipelines.evaluation.form import FormSplit, Judged, is_well_formed, split_gain
-from pipelines.report.sections import ReportData, render
+from pipelines.report.page import ReportData, render
 from stores.types import EpisodeStatus
 
 pytestmark = pytest.mark.fast

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.report.chrome_trace import chrome_trace
-from pipelines.report.timeline import Kind, Lane, Span, StageTime, Timeline, iteration_timeline
+from pipelines.report.timeline import Span, StageTime, Timeline, iteration_timeline
 
 pytestmark = pytest.mark.fast
 
@@ -26,8 +26,8 @@ def iteration(number: int, begin: float) -> Timeline:
         StageTime(stage="train", model_group="c", start_s=begin + 20, end_s=begin + 23, attempt=2),
     ]
     calls = {
-        Lane(Kind.ENGINE, "a"): np.array([[begin + 1, begin + 4], [begin + 2, begin + 9]]),
-        Lane(Kind.COLLECTORS): np.array([[begin + 1, begin + 9.5]]),
+        "engine a": np.array([[begin + 1, begin + 4], [begin + 2, begin + 9]]),
+        "collectors": np.array([[begin + 1, begin + 9.5]]),
     }
     parts = [Span(begin + 10, begin + 13, "learn"), Span(begin + 13, begin + 14, "store")]
     return iteration_timeline(number, stages, trainers={"a": parts}, engines=["a"], calls=calls)
@@ -52,7 +52,16 @@ def test_each_lane_is_a_thread_and_times_are_microseconds_since_the_first_begin(
     found = trace(iteration(1, BEGAN), iteration(2, BEGAN + 100))
     assert found["otherData"] == {"run": "demo", "began_at": BEGAN}
     threads = slices(found)
-    assert list(threads) == ["iterations", "stages", "engine a", "trainer a", "collectors"]
+    assert list(threads) == [
+        "iterations",
+        "stage collect",
+        "stage train a",
+        "stage train b",
+        "stage train c",
+        "engine a",
+        "trainer a",
+        "collectors",
+    ]
     assert threads["iterations"] == [("iteration 1", 0, 23), ("iteration 2", 100, 23)]
     assert threads["engine a"] == [("calls", 1, 8), ("calls", 101, 8)]
     assert threads["trainer a"][:2] == [("learn", 10, 3), ("store", 13, 1)]
@@ -60,21 +69,25 @@ def test_each_lane_is_a_thread_and_times_are_microseconds_since_the_first_begin(
 
 def test_slices_of_a_thread_do_not_overlap() -> None:
     threads = slices(trace(iteration(1, BEGAN), iteration(2, BEGAN + 23)))
-    assert threads["stages"][:3] == [("collect", 0, 10), ("train", 10, 4), ("train c, attempt 2", 20, 3)]
+    assert threads["stage collect"][0] == ("collect", 0, 10)
+    assert threads["stage train a"][0] == ("train a", 10, 4) and threads["stage train c"][0] == (
+        "train c, attempt 2",
+        20,
+        3,
+    )
     for name, each in threads.items():
         assert all(first[1] + first[2] <= second[1] + 1e-6 for first, second in pairwise(each)), name
 
 
-def test_slices_of_stages_that_overlap_are_in_threads_of_engines_and_of_trainers() -> None:
+def test_stages_that_overlap_are_in_threads_of_their_own() -> None:
     stages = [
         StageTime(stage="collect", iteration=3, start_s=BEGAN + 23, end_s=BEGAN + 33),
         StageTime(stage="train", iteration=2, start_s=BEGAN + 25, end_s=BEGAN + 35),
     ]
     overlapping = iteration_timeline(2, stages, trainers={}, engines=["a"], calls=None)
     threads = slices(trace(iteration(1, BEGAN), overlapping))
-    assert threads["stages"][0] == ("collect", 0, 10)
-    assert threads["stages of engines"] == [("collect 3", 23, 10)]
-    assert threads["stages of trainers"] == [("train 2", 25, 10)]
+    assert threads["stage collect"] == [("collect", 0, 10), ("collect 3", 23, 10)]
+    assert threads["stage train"] == [("train 2", 25, 10)]
     for name, each in threads.items():
         assert all(first[1] + first[2] <= second[1] + 1e-6 for first, second in pairwise(each)), name
 

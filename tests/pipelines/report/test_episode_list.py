@@ -13,7 +13,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from pipelines.report.episode_list import list_episodes, list_view, show_command
+from pipelines.report.inspect import list_episodes, list_view, show_command
 from stores.traces.served import ServedStore
 from stores.traces.store import TraceStore
 from stores.types import EpisodeRewards, EpisodeStatus, Purpose, Trace

@@ -64,7 +64,7 @@ def test_the_files_are_followed_by_the_largest_waits_and_what_to_do_next() -> No
     assert shown_result(report) == [
         "runs/[demo]/report.json",
         "runs/demo/timeline.json",
-        "the largest waits",
+        "the largest waits (every stage, call and trainer: open timeline.json in ui.perfetto.dev)",
         f"1. {waits[0]}",
         f"2. {waits[1]}",
         "next",

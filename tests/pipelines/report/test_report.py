@@ -10,19 +10,17 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rule import score_trace
 from pipelines.monitoring.training_warnings import latest_warnings
-from pipelines.report.figures import choices, other_metrics, overhead_share, training, training_of_agents
+from pipelines.report.charts import choices, other_metrics, overhead_share, training, training_of_agents
+from pipelines.report.page import Example, ExampleEpisode, ReportData, render
+from pipelines.report.progress import iteration_table
 from pipelines.report.record import iteration_metrics
-from pipelines.report.sections import Example, ExampleEpisode, ReportData, iteration_table, render
 from pipelines.report.summary import repeated_calls
-from pipelines.report.timeline import Kind, Lane, Span, StageTime, iteration_timeline
-from pipelines.report.waits import account
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 pytestmark = pytest.mark.fast
@@ -253,18 +251,12 @@ def test_an_episode_stands_with_the_command_that_shows_it_and_why_it_was_chosen(
 
 
 def test_names_of_lanes_and_waits_are_escaped() -> None:
-    stages = [StageTime(stage="collect", start_s=0, end_s=60), StageTime(stage="train", start_s=60, end_s=100)]
-    calls = {Lane(Kind.TOOL, EVIL): np.array([[0.0, 50.0]])}
-    trainers = {EVIL: [Span(60, 100, "learn")]}
-    timeline = iteration_timeline(1, stages, trainers=trainers, engines=[EVIL], calls=calls)
-    total = account(timeline)
     html = render(
-        replace(sample_report(1), iterations=[iteration_row(1) | {"time": total}], time=total, timelines=[timeline])
+        replace(sample_report(1), waits=[f"engines waited for tool {EVIL}"], work={f"tool {EVIL}": (50.0, 0.5)})
     )
     assert "<script>alert" not in html and "<img" not in html
-    page = read(html)
-    assert f"Engines and trainers waited 50.0 s (50% of iteration 1): tool {EVIL} was at work (collect)." in page.text
-    assert f"tool {EVIL}" in page.text and f"trainer {EVIL}" in page.text
+    text = read(html).text
+    assert f"Engines waited for tool {EVIL}." in text and f"tool {EVIL}" in text and "50%" in text
     assert "Who worked, who waited" not in read(render(sample_report())).text, "nothing is known of it"
 
 

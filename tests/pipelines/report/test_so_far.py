@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from pipelines.monitoring.training_warnings import TrainingWarning, compared_iterations
-from pipelines.report.figures import other_metrics, training
-from pipelines.report.sections import ReportData, render
-from pipelines.report.so_far import MOST_DRAWN, MOST_EVENTS, MOST_THINNED, Drawn, SoFar
-from pipelines.report.waits import Account, Cause, Wait
+from pipelines.report.charts import other_metrics, training
+from pipelines.report.page import ReportData, render
+from pipelines.report.summaries import MOST_DRAWN, MOST_EVENTS, MOST_THINNED, Drawn, SoFar
 
 pytestmark = pytest.mark.fast
 
@@ -97,14 +96,6 @@ def test_sums_are_over_all_iterations_and_lists_are_bounded() -> None:
     assert list(so_far.failed_groups)[-1] == "600" and len(so_far.failed_groups) == MOST_EVENTS
     assert so_far.notes["failed"][-1] == "Iteration 600: model group group0 kept version 600, out of memory"
     assert so_far.notes["source"][-1] == "600 (other@3)"
-
-
-def test_time_is_added_up_over_the_iterations_in_which_it_is_known() -> None:
-    wait = Wait(who="engine/", cause=Cause("trainer", "a", "train"), seconds=4.0, longest_in=2, longest_s=4.0)
-    time = Account(num_iterations=1, last=2, seconds=10.0, lanes={"engine/a": (6.0, 10.0)}, work={}, waits=(wait,))
-    so_far = added([row(1), row(2) | {"time": time}, row(3) | {"time": replace(time, last=3)}])
-    assert so_far.num_iterations == 3 and so_far.time.num_iterations == 2
-    assert so_far.time.waits == (replace(wait, seconds=8.0),) and so_far.time.lanes == {"engine/a": (12.0, 20.0)}
 
 
 def test_a_warning_that_stays_is_listed_once() -> None:

@@ -34,7 +34,7 @@ from pipelines.monitoring.watching import (
     check_windows,
     kept_windows,
 )
-from pipelines.report.watch_table import watch_tables
+from pipelines.report.page import ReportData, render
 from pipelines.run.run import Run
 from pipelines.runners import watch_champion
 from pipelines.runners.schedule import reason_to_skip
@@ -168,9 +168,10 @@ def test_points_for_prometheus_have_their_tags_and_a_table_its_alarms_first(run:
     points = check_points("small", told)
     assert all(tuple(tags) == METRICS[name].tags for name, _, tags in points)
     assert {(n, t["figure"]): v for n, v, t in points}["troupe_alarm", "outcome"] == 1
-    (table,) = watch_tables({ITERATION: told, CHAMPION: None})
-    states = [row.state for row in table.rows]
-    assert states.index("alarm") < states.index("sound") and any("at least" in row.range for row in table.rows)
+    page = render(ReportData(run_id="r", headline={}, iterations=[], checks={ITERATION: told, CHAMPION: None}))
+    table = page[page.index("Usual range") :]
+    assert table.index(">alarm<") < table.index(">normal<") and "at least" in table
+    assert "The champion&#39;s latest window" not in page
 
 
 def test_the_gateways_sums_are_estimates() -> None:

@@ -11,7 +11,7 @@ from stage_records import call, collected, evaluated, finish, scored, synced
 
 from pipelines.config.run_config import load_config
 from pipelines.report.record import _notes
-from pipelines.report.so_far import SoFar
+from pipelines.report.summaries import SoFar
 from pipelines.run.run import Run
 from pipelines.stages import evaluate, train
 from pipelines.stages.promote import promote

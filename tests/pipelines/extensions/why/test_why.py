@@ -17,7 +17,7 @@ from pipelines.credit.outcome import OutcomeShare
 from pipelines.episodes import sampling
 from pipelines.extensions.why import why
 from pipelines.report.inspect import explanation_view
-from pipelines.report.sections import ReportData, render
+from pipelines.report.page import ReportData, render
 from serve_apps.episode_spec import EpisodeSpec
 from stores.traces.explanations import find_explanation, keep_explanation, newest_explanations
 from stores.traces.store import TraceStore

@@ -9,8 +9,8 @@ import pytest
 from stage_records import collected, decided, evaluated, finish, scored, synced, trained
 
 from pipelines.config.run_config import load_config
-from pipelines.report import kept_summaries
-from pipelines.report.kept_summaries import RECORD, Summaries, iteration_summary
+from pipelines.report import summaries
+from pipelines.report.summaries import RECORD, Summaries, iteration_summary
 from pipelines.run.run import Run
 from stores.journal.run_values import RunValue
 
@@ -61,13 +61,13 @@ def forget(run: Run) -> None:
 def computed_by(work: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Iterations whose figures were computed from the results of their stages."""
     numbers: list[int] = []
-    compute = kept_summaries.figures_of_iteration
+    compute = summaries.figures_of_iteration
 
     def counted(run: Run, number: int) -> Any:
         numbers.append(number)
         return compute(run, number)
 
-    monkeypatch.setattr(kept_summaries, "figures_of_iteration", counted)
+    monkeypatch.setattr(summaries, "figures_of_iteration", counted)
     work()
     monkeypatch.undo()
     return numbers

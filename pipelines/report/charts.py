@@ -10,8 +10,6 @@ from math import ceil, isfinite
 from types import MappingProxyType
 from typing import Any
 
-from pipelines.report.timeline import Kind, Lane
-from pipelines.report.waits import PAUSE, STAGE
 from stores.journal.stage_results import CHOSEN, PROBABILITY
 
 Row = Mapping[str, Any]
@@ -27,21 +25,6 @@ STAGE_COLORS = {
     "promote": "#ec4899",
     "between stages": "#94a3b8",
 }
-LANE_COLORS = {
-    Kind.ENGINE.value: STAGE_COLORS["collect"],
-    Kind.TRAINER.value: STAGE_COLORS["train"],
-    Kind.TOOL.value: "#10b981",
-    Kind.COLLECTORS.value: STAGE_COLORS["evaluate"],
-}
-WORK_NAMES = {
-    Kind.ENGINE.value: "engines",
-    Kind.TRAINER.value: "trainers",
-    Kind.TOOL.value: "tools",
-    Kind.COLLECTORS.value: "collectors",
-    STAGE: "rest of the stages",
-    PAUSE: "between stages",
-}
-"""By kind of `Account.work`, how the chart of it names it."""
 WORK_STAGES = ("collect", "evaluate", "train")
 """Sampling (evaluation included) and training; the rest of an iteration is overhead."""
 TRAIN_PANELS = (
@@ -245,54 +228,6 @@ def _stacked_seconds(x: Sequence[int]) -> dict[str, Any]:
         "xaxis": _iteration_axis(x),
         "legend": {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "traceorder": "reversed"},
     }
-
-
-def work(rows: Sequence[Row]) -> list[Figure]:
-    """Returns the charts of who was at work in each iteration (stacked seconds), and of the share that each lane worked."""
-    timed = [row for row in rows if row.get("time")]
-    if not timed:
-        return []
-    x = [row["iteration"] for row in timed]
-    seconds = [_seconds_of_work(row) for row in timed]
-    order = [name for name in WORK_NAMES.values() if any(name in each for each in seconds)]
-    colors = {
-        name: LANE_COLORS.get(kind, "#f59e0b" if kind == STAGE else "#94a3b8") for kind, name in WORK_NAMES.items()
-    }
-    bars: list[dict[str, Any]] = [
-        {
-            "type": "bar",
-            "name": name,
-            "x": x,
-            "y": [each.get(name) for each in seconds],
-            "marker": {"color": colors[name]},
-            "hovertemplate": "%{y:.2f} s",
-        }
-        for name in order
-    ]
-    layout = _stacked_seconds(x)
-    shares = [
-        {
-            **row,
-            "lanes": {
-                Lane.of(key).label: {"share": busy / known} for key, (busy, known) in row["time"].lanes.items() if known
-            },
-        }
-        for row in timed
-    ]
-    at_work = _Lines(shares, "lanes").chart(
-        "Share of the iteration at work", ("share",), {"yaxis": {"range": [0, 1.03], "tickformat": ".0%"}}
-    )
-    bar = Figure(title="Whom the others waited for", data=bars, layout=layout)
-    return [bar, at_work] if at_work else [bar]
-
-
-def _seconds_of_work(row: Row) -> dict[str, float]:
-    """By name of `WORK_NAMES`, the seconds of an iteration."""
-    named: dict[str, float] = {}
-    for key, seconds in row["time"].work.items():
-        name = WORK_NAMES[key.partition("/")[0]]
-        named[name] = named.get(name, 0.0) + seconds
-    return named
 
 
 def total_seconds(row: Row) -> float:

@@ -14,12 +14,10 @@ from records import MakeTrace
 from stage_records import collected, decided, evaluated, finish, scored, synced, trained
 
 from pipelines.config.run_config import load_config
-from pipelines.report import kept_timelines
-from pipelines.report.kept_timelines import NUM_KEPT, Timelines, read_timeline
+from pipelines.report import timeline
 from pipelines.report.record import write_reports
 from pipelines.report.summary import figures_of_iteration
-from pipelines.report.timeline import Kind, Lane
-from pipelines.report.waits import PAUSE, RUNNER, Account
+from pipelines.report.timeline import NUM_KEPT, latest_timelines, read_timeline
 from pipelines.run.run import Run
 from stores.journal.journal import STAGES
 from stores.journal.run_values import RunValue
@@ -76,13 +74,11 @@ def change(run: Run, k: int, stage: str, **values: Any) -> None:
 
 def spans(run: Run, k: int) -> dict[str, list[tuple[float, float, str]]]:
     """By lane, its spans in seconds since the iteration began."""
-    timeline = read_timeline(run, k)
-    assert timeline is not None
+    found = read_timeline(run, k)
+    assert found is not None
     return {
-        lane.label: [
-            (round(s.start_s - timeline.start_s, 3), round(s.end_s - timeline.start_s, 3), s.what) for s in each
-        ]
-        for lane, each in timeline.lanes.items()
+        lane: [(round(s.start_s - found.start_s, 3), round(s.end_s - found.start_s, 3), s.what) for s in each]
+        for lane, each in found.lanes.items()
     }
 
 
@@ -95,12 +91,13 @@ def test_lanes_are_read_from_the_journal_the_results_and_the_traces(run: Run, ma
         "collectors": [(12.0, 23.0, "calls")],
         "tool search": [(20.0, 22.0, "calls")],
     }, "the episode of an earlier attempt is left out"
-    total = Timelines(run).accounts([1])[1]
-    waits = {(wait.who, *wait.cause): round(wait.seconds, 3) for wait in total.waits}
-    assert waits["engine/", "trainer", "team", "train"] == 48
-    assert waits["engine+trainer/", PAUSE, RUNNER, ""] == 2
-    assert waits["engine+trainer/", "tool", "search", "collect"] == 2
-    assert total.seconds == 100 and read_timeline(run, 2) is None
+    found = read_timeline(run, 1)
+    assert found is not None
+    waits = {(wait.who, wait.waited_for): round(wait.seconds, 3) for wait in found.waits}
+    assert waits["engines", "the trainer of model group team was at work"] == 48
+    assert waits["engines and trainers", "the next stage had not begun"] == 2
+    assert waits["engines and trainers", "tool search was at work (collect)"] == 2
+    assert found.seconds == 100 and read_timeline(run, 2) is None
 
 
 def test_without_traces_only_stages_and_trainers_are_known(run: Run) -> None:
@@ -121,11 +118,11 @@ def test_an_iteration_that_sampled_nothing_had_idle_engines(run: Run, changes: d
 def test_calls_of_a_stage_that_is_still_running_are_unknown(run: Run, make_trace: MakeTrace) -> None:
     play(run, 1, make_trace)
     change(run, 1, "collect", status="running", ended_at=None, expires_at=time.time() + 60)
-    found = Timelines(run).unfinished(1)
-    assert found is not None and not found.has_calls and found.stages[0].label == "collect (running)"
+    found = read_timeline(run, 1)
+    assert found is not None and not found.at_once and found.stages[0].label == "collect (running)"
     assert found.stages[0].end_s == pytest.approx(time.time(), abs=5)
     change(run, 1, "collect", expires_at=time.time() - 60)
-    found = Timelines(run).unfinished(1)
+    found = read_timeline(run, 1)
     assert found is not None and found.is_settled and found.stages[0].label == "collect (stopped)"
 
 
@@ -133,78 +130,50 @@ def test_the_traces_of_an_iteration_are_read_once(
     run: Run, make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    compute = kept_timelines.read_timeline
+    compute = timeline.read_timeline
 
     def counted(run: Run, iteration: int) -> Any:
         read.append(iteration)
         return compute(run, iteration)
 
-    monkeypatch.setattr(kept_timelines, "read_timeline", counted)
+    monkeypatch.setattr(timeline, "read_timeline", counted)
     for k in (1, 2):
         play(run, k, make_trace)
-        first = Timelines(run)
-        found, timelines = first.accounts([k])[k], first.latest(k)
+        found = latest_timelines(run, k)
+    assert read == [1, 2] and latest_timelines(run, 2) == found
     assert read == [1, 2]
-    again = Timelines(run)
-    assert again.accounts([1, 2])[2] == found and [t.iteration for t in again.latest(2)] == [1, 2]
-    assert again.latest(2)[1].lanes[Lane(Kind.ENGINE, TEAM)] == timelines[1].lanes[Lane(Kind.ENGINE, TEAM)]
-    assert read == [1, 2]
-    run.journal.put_value(run.run_id, RunValue.TIME.of(2), {"half": "written"})
-    assert Timelines(run).accounts([2])[2] == found and read == [1, 2, 2], "what is damaged is computed anew"
+    run.journal.put_value(run.run_id, RunValue.TIMELINES, {"2": {"half": "written"}})
+    assert latest_timelines(run, 2) == found and read == [1, 2, 1, 2], "what is damaged is computed anew"
 
 
 def test_a_run_that_is_only_read_keeps_nothing(run: Run, make_trace: MakeTrace) -> None:
     play(run, 1, make_trace)
-    reader = Run(run.config, is_read_only=True)
-    timelines = Timelines(reader)
-    assert timelines.accounts([1])[1].seconds == 100 and len(timelines.latest(1)) == 1
-    assert run.journal.values(run.run_id, [RunValue.TIME.of(1), RunValue.TIMELINES]) == {}
+    (found,) = latest_timelines(Run(run.config, is_read_only=True), 1)
+    assert found.seconds == 100 and run.journal.value(run.run_id, RunValue.TIMELINES) is None
 
 
 def test_the_timelines_that_are_kept_are_the_last_ones(run: Run) -> None:
     for k in range(1, NUM_KEPT + 3):
         play(run, k, None)
-    assert [t.iteration for t in Timelines(run).latest(NUM_KEPT + 2)] == list(range(3, NUM_KEPT + 3))
+    assert [t.iteration for t in latest_timelines(run, NUM_KEPT + 2)] == list(range(3, NUM_KEPT + 3))
     kept = run.journal.value(run.run_id, RunValue.TIMELINES)
     assert kept is not None and len(kept) == NUM_KEPT
 
 
-def test_the_report_draws_the_iterations_and_says_the_largest_waits(run: Run, make_trace: MakeTrace) -> None:
+def test_the_report_says_the_largest_waits_and_the_trace_has_the_iterations(run: Run, make_trace: MakeTrace) -> None:
     for k in range(1, 6):
         play(run, k, make_trace)
     report, paths = write_reports(run)
-    waits = [wait["sentence"] for wait in report["waits"]]
-    assert waits == [
-        "engines waited 250.0 s (50% of 5 iterations): the trainer of model group team was at work; most in iteration 1 (50.0 s)",
-        "engines and trainers waited 145.0 s (29% of 5 iterations): collect was at work around its episodes; most in iteration 1 "
-        "(29.0 s)",
-        "trainers waited 37.5 s (8% of 5 iterations): engines were at work (collect); most in iteration 1 (7.5 s)",
+    assert [wait["sentence"] for wait in report["waits"]] == [
+        "engines waited 250.0 s (50% of iterations 1 to 5): the trainer of model group team was at work",
+        "engines and trainers waited 145.0 s (29% of iterations 1 to 5): collect was at work around its episodes",
+        "trainers waited 37.5 s (8% of iterations 1 to 5): engines were at work (collect)",
     ]
     page = Path(paths["html"]).read_text()
-    assert page.count('<svg class="timeline"') == 3 and page.index("Iteration 5, 100.0 s") < page.index(
-        "Iteration 3, 100.0 s"
-    )
-    assert "Engines waited 250.0 s (50% of 5 iterations)" in page and "Whom the others waited for" in page
-    assert ">tool search</text>" in page and "waits 50.0 s" not in page and ">waits 80.0 s</text>" in page
+    assert "Engines waited 250.0 s (50% of iterations 1 to 5)" in page and "<th>tool search</th>" in page
     trace = json.loads(Path(paths["timeline"]).read_text())
     slices = [e["name"] for e in trace["traceEvents"] if e["ph"] == "X" and e["name"].startswith("iteration ")]
     assert slices == [f"iteration {k}" for k in range(1, 6)]
-
-
-def test_the_sum_of_all_iterations_is_kept_with_what_the_run_adds_up_to(run: Run, make_trace: MakeTrace) -> None:
-    play(run, 1, make_trace)
-    run.journal.put_value(run.run_id, RunValue.SO_FAR, {"last": 1, "seconds": {}})  # of a version without times
-    report, _ = write_reports(run)
-    assert report["waits"][0]["seconds"] == pytest.approx(50)
-    finish_record(run, 1)
-    write_reports(run)
-    kept = run.journal.value(run.run_id, RunValue.SO_FAR)
-    assert kept is not None and Account.from_json(kept["time"]).seconds == 100
-
-
-def finish_record(run: Run, k: int) -> None:
-    """Records the stage `record` as done."""
-    run.journal.once(run.key(k, "record"), lambda lease: {})
 
 
 def test_where_iterations_overlap_each_has_what_was_done_until_its_end(run: Run, make_trace: MakeTrace) -> None:
@@ -228,13 +197,13 @@ def test_where_iterations_overlap_each_has_what_was_done_until_its_end(run: Run,
         "train 2 team",
     ]
     assert (first.start_s - began, first.end_s - began) == (0, 100)
-    assert [(s.start_s - began, s.end_s - began) for s in first.lanes[Lane(Kind.TRAINER, TEAM)]] == [
+    assert [(s.start_s - began, s.end_s - began) for s in first.lanes["trainer team"]] == [
         (43, 93),
         (90, 100),
     ]
     assert [s.label for s in second.stages] == ["train 2 team", "sync 2", "evaluate 2", "promote 2"]
     assert (second.start_s - began, second.end_s - began) == (100, 150)
-    assert [(s.start_s - began, s.end_s - began) for s in second.lanes[Lane(Kind.TRAINER, TEAM)]] == [(100, 140)]
+    assert [(s.start_s - began, s.end_s - began) for s in second.lanes["trainer team"]] == [(100, 140)]
     assert sum(t.seconds for t in (first, second)) == 150, "no moment counts twice"
     figures = [figures_of_iteration(lagging, k) for k in (1, 2)]
     assert [each and each["seconds"]["total"] for each in figures] == [100, 50]
@@ -243,7 +212,6 @@ def test_where_iterations_overlap_each_has_what_was_done_until_its_end(run: Run,
 def test_what_goes_on_after_an_iteration_ended_is_kept_when_it_is_done(run: Run, make_trace: MakeTrace) -> None:
     lagging = Run(run.config.model_copy(update={"loop": run.config.loop.model_copy(update={"max_lag": 1})}))
     play(lagging, 1, make_trace)
-    finish_record(lagging, 1)
     began = BEGAN + 1000
     finish(lagging, 2, collected(policy_versions={TEAM: 0}))
     finish(lagging, 2, scored())
@@ -254,19 +222,14 @@ def test_what_goes_on_after_an_iteration_ended_is_kept_when_it_is_done(run: Run,
 
     def of_training() -> tuple[float, str]:
         """Seconds that the trainer worked in iteration 1, and what the second training is called there."""
-        reading = Timelines(lagging)
-        seconds, _ = reading.accounts([1])[1].lanes["trainer/team"]
-        return seconds, [stage.label for stage in reading.latest(1)[0].stages if stage.stage == "train"][1]
+        (found,) = latest_timelines(lagging, 1)
+        return found.at_work["trainer team"], [s.label for s in found.stages if s.stage == "train"][1]
 
-    kept = (RunValue.TIME.of(1), RunValue.TIMELINES, RunValue.SO_FAR)
     assert of_training() == (50 + 6, "train 2 team (running)"), "the whole stage counts as the trainer's work"
-    write_reports(lagging)
-    assert not any(run.journal.values(run.run_id, kept).values()), "none of it is known for good"
-
+    assert not run.journal.value(run.run_id, RunValue.TIMELINES), "it is not known for good"
     change(lagging, 2, "train", status="done", ended_at=began + 140)
     assert of_training() == (50 + 4, "train 2 team")
-    write_reports(lagging)
-    assert all(run.journal.value(run.run_id, name) for name in kept)
+    assert list(run.journal.value(run.run_id, RunValue.TIMELINES) or ()) == ["1"]
 
 
 def test_an_iteration_of_which_all_was_done_before_the_last_one_ended_has_no_time_yet(run: Run) -> None:
@@ -274,4 +237,4 @@ def test_an_iteration_of_which_all_was_done_before_the_last_one_ended_has_no_tim
     play(lagging, 1, None)
     finish(lagging, 2, collected(policy_versions={TEAM: 0}))
     change(lagging, 2, "collect", started_at=BEGAN + 1050, ended_at=BEGAN + 1060)
-    assert read_timeline(lagging, 2) is None and Timelines(lagging).unfinished(2) is None
+    assert read_timeline(lagging, 2) is None
