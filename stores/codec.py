@@ -48,7 +48,7 @@ class Record:
 
     @classmethod
     def described(cls) -> str:
-        """What a message calls such a record."""
+        """Names such a record, for messages."""
         return cls.__name__
 
 

@@ -34,13 +34,13 @@ class StageResult(Record):
     """The field with a `TeamScore` whose own fields are, in JSON, keys beside the others: so a summary is read in one step."""
 
     def to_json(self) -> dict[str, Any]:
-        """See `Record.to_json`."""
+        """Returns JSON values, the fields of `BESIDE` beside the others."""
         data = Record.to_json(self)
         return {**(data.pop(self.BESIDE, None) or {}), **data}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """See `Record.from_json`."""
+        """Reads JSON values in which the fields of `BESIDE` stand beside the others; raises as `Record.from_json`."""
         if cls.BESIDE:
             score = {f.name: data[f.name] for f in fields(TeamScore) if f.name in data}
             rest = {name: value for name, value in data.items() if name not in score}
@@ -49,7 +49,7 @@ class StageResult(Record):
 
     @classmethod
     def described(cls) -> str:
-        """See `Record.described`."""
+        """Names the stage, for messages."""
         return f"the result of stage {cls.STAGE!r} ({cls.__name__})"
 
 

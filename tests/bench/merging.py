@@ -25,9 +25,8 @@ from train_loops.config import RowsConfig, TinyModelConfig
 from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
 from train_loops.engine.tiny_model import build_model, build_tokenizer
 from train_loops.rows.batching import collate, lay, plan
-from train_loops.rows.merging import chains_of, row_savings, unique_token_share
 from train_loops.rows.samples import Sample
-from train_loops.rows.sharing import neighbours
+from train_loops.rows.sharing import chains_of, neighbours, row_savings, unique_token_share
 
 LEAST = 1.5
 SHAPE = TinyModelConfig(max_position=2048)

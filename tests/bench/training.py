@@ -195,7 +195,7 @@ def _demonstrate(run: Run, iteration: int, num_episodes: int) -> None:
 def _write_rows(run: Run, iteration: int) -> Path:
     """The iteration's training rows and the trainer's cuts, for a loop that knows nothing of Troupe."""
     from train_loops.rows.batching import plan
-    from train_loops.rows.merging import chains_of
+    from train_loops.rows.sharing import chains_of
     from train_loops.worker.learner import read_rows
 
     done = run.iteration(iteration)

@@ -26,8 +26,15 @@ from torch.utils.checkpoint import checkpoint
 from stores.weights.manifest import read_safetensors_header
 from stores.weights.model_folder import num_known_rows
 from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig
-from train_loops.engine.checkpoints import Partitions, fits, load_checkpoint, save_checkpoint
-from train_loops.engine.weight_writer import NAME_OF, write_safetensors
+from train_loops.engine.checkpoints import (
+    NAME_OF,
+    Partitions,
+    fits,
+    load_checkpoint,
+    save_checkpoint,
+    write_safetensors,
+)
+from train_loops.rows.batching import device
 from train_loops.signal.learning_rate import learning_rate
 
 if TYPE_CHECKING:
@@ -66,11 +73,6 @@ def join_workers() -> None:
     deepspeed.utils.logger.setLevel("WARNING")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist.get_backend(), dist_init_required=False)
-
-
-def device() -> torch.device:
-    """Returns the device of this worker's tensors."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def load_policy(folder: str | Path, config: DeepSpeedConfig) -> PolicyScorer:

@@ -15,7 +15,8 @@ from stores.weights.store import WeightStore
 from train_loops.config import TrainConfig
 from train_loops.engine.adapters import load_reference_of, load_version
 from train_loops.engine.critic import value_head
-from train_loops.engine.deepspeed_engine import Engine, device, load_critic, load_reference, move
+from train_loops.engine.deepspeed_engine import Engine, load_critic, load_reference, move
+from train_loops.rows.batching import device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,8 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 }
 """Config and model class by `TinyModelConfig.architecture`; both take the same settings."""
 
-PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 
+PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>system\\nTools:' }}"
     "{% for t in tools %}{{ '\\n' + t['function'] | tojson }}{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}"
@@ -42,6 +42,12 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 """A short form of Qwen's template: tools stand before the messages, and calls have Hermes' form."""
+PARAGRAPH = (
+    "The sun had just gone down behind the hills when the two children came home from school. Their mother was in the kitchen, "
+    "and the smell of fresh bread filled the whole house. They put their bags on the floor, washed their hands, and sat down at "
+    "the table. While they were eating, they told her about the new teacher, who had come from a small town near the sea."
+)
+"""Plain English, written for Troupe."""
 
 
 def build_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:

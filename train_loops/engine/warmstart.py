@@ -21,8 +21,7 @@ from stores.weights.model_folder import check_model_files
 from stores.weights.store import WeightStore
 from train_loops.config import WarmstartConfig
 from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
-from train_loops.engine.plain_text import PARAGRAPH
-from train_loops.engine.tiny_model import build_model, save_folder
+from train_loops.engine.tiny_model import PARAGRAPH, build_model, save_folder
 from train_loops.rows.batching import collate_turns
 
 if TYPE_CHECKING:

@@ -2,23 +2,26 @@
 
     chains --deal at random--> minibatches --sort, cut by token budget--> microbatches --deal to workers--> plan
 
+`Layout` is all of it for one job; which rows share tokens is in `sharing`.
+
 Every worker computes the same plan from the lengths of all samples and takes its own share of it. Whole chains are
 dealt whether or not they are merged, so that merging does not change which samples are in a minibatch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
-from train_loops.rows.merging import Chain
+from train_loops.config import RowsConfig
 from train_loops.rows.packed_attention import Families, families_of
 from train_loops.rows.samples import Masks, Sample
-from train_loops.rows.sharing import segments_of
+from train_loops.rows.sharing import Chain, chains_of, neighbours, row_savings, segments_of, unique_token_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,11 @@ class Batch:
             masks=None if self.masks is None else self.masks.to(device),
             mask_of_token=None if self.mask_of_token is None else self.mask_of_token.to(device),
         )
+
+
+def device() -> torch.device:
+    """Returns the device of this worker's tensors."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def collate(
@@ -199,7 +207,7 @@ def plan(
     few rows for that, some microbatches are empty lists: `collate` turns them into a batch of zero weight.
 
     Args:
-        chains: see `merging.chains_of`.
+        chains: see `sharing.chains_of`.
         lengths: tokens of every sample.
         merge: a chain is a row; False: every sample of it is one, in the same minibatch.
         pack: see `collate`.
@@ -218,6 +226,71 @@ def plan(
         )[rank]
         for dealt in deal_minibatches(chains, num_minibatches, seed=seed)
     ]
+
+
+class Layout:
+    """How the samples of a job are computed. Every worker builds the same layout; each method returns this worker's share."""
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        *,
+        rows: RowsConfig,
+        microbatch_tokens: int,
+        pad_id: int = 0,
+        can_pack: bool = True,
+    ) -> None:
+        """Args: samples: all rows of the job; microbatch_tokens: see `TrainConfig`; pad_id: any token id; can_pack: whether
+        the model computes packed rows, for `rows.pack: auto`."""
+        self._samples, self._rows, self._pad_id = samples, rows, pad_id
+        self._microbatch_tokens = microbatch_tokens
+        self._pack = can_pack if rows.pack == "auto" else rows.pack
+        self._chains = chains_of(samples)
+        # Rows that begin alike are put into one microbatch: only there can they share what they have in common.
+        self._order = neighbours([s.token_ids for s in samples]) if self._pack and rows.share else None
+
+    def minibatches(self, num_minibatches: int, *, seed: int) -> Iterator[tuple[list[list[Chain]], list[int]]]:
+        """Yields for every optimizer step of an epoch this worker's microbatches, and the samples of all workers in it."""
+        parts = self._plan(self._chains, num_minibatches=num_minibatches, seed=seed)
+        dealt = deal_minibatches(self._chains, num_minibatches, seed=seed)
+        for mine, chains in zip(parts, dealt, strict=True):
+            yield mine, [i for chain in chains for i in chain]
+
+    def share(self, rows: Sequence[int]) -> list[list[Chain]]:
+        """Returns this worker's microbatches of `rows`, for passes without gradients."""
+        picked_rows = set(rows)
+        chains = picked(self._chains, lambda i: i in picked_rows)
+        return self._plan(chains, num_minibatches=1, seed=0)[0] if chains else []
+
+    def batch(self, chains: Sequence[Chain]) -> Batch:
+        """Returns the tensors of a microbatch, on this worker's device."""
+        share = self._rows.share
+        return collate(self._samples, chains, pack=self._pack, share=share, pad_id=self._pad_id).to(device())
+
+    def savings(self) -> tuple[float, dict[str, float]]:
+        """Returns unique tokens over tokens, of all rows and per agent: the share that merging leaves to compute."""
+        savings = row_savings(self._samples, self._chains)
+        return unique_token_share(savings), {agent: 1 - s.saved_share for agent, s in savings.items()}
+
+    def _plan(self, chains: Sequence[Chain], *, num_minibatches: int, seed: int) -> list[list[list[Chain]]]:
+        return plan(
+            chains,
+            [len(s.token_ids) for s in self._samples],
+            num_minibatches=num_minibatches,
+            microbatch_tokens=self._microbatch_tokens,
+            merge=self._rows.merge,
+            pack=self._pack,
+            order=self._order,
+            num_workers=dist.get_world_size(),
+            rank=dist.get_rank(),
+            seed=seed,
+        )
+
+
+def picked(chains: Sequence[Chain], is_picked: Callable[[int], bool]) -> list[Chain]:
+    """Returns the chains without the samples that are not picked; chains that become empty are dropped."""
+    shortened = (tuple(i for i in chain if is_picked(i)) for chain in chains)
+    return [chain for chain in shortened if chain]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

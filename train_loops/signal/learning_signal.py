@@ -23,7 +23,6 @@ from train_loops.config import TrainConfig
 from train_loops.rows.samples import Sample, trajectories_of
 from train_loops.signal.kl import kl_estimate, token_rewards
 from train_loops.signal.nll_gain import nll_gain
-from train_loops.signal.overlong import overlong_penalty
 from train_loops.signal.team_signal import TeamSignal
 
 
@@ -202,3 +201,16 @@ def _of_turn(values: Mapping[tuple[str, int], float], sample: Sample, *, what: s
             "trained on other traces; train `team` of this iteration again"
         )
     return values[key]
+
+
+def overlong_penalty(length: int, *, max_tokens: int, buffer_tokens: int, penalty: float) -> float:
+    """Returns min(-(length - (max_tokens - buffer_tokens)) / buffer_tokens * penalty, 0), to be added to the turn's reward.
+
+    Args:
+        length: completion tokens.
+        max_tokens: the completion's limit.
+        buffer_tokens: over so many tokens below the limit the penalty grows; at most as many as the limit has.
+        penalty: the penalty at the limit, at least 0.
+    """
+    buffer_tokens = min(buffer_tokens, max_tokens)
+    return min(-(length - (max_tokens - buffer_tokens)) / buffer_tokens * penalty, 0.0)

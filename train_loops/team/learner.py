@@ -23,10 +23,9 @@ from train_loops.config import TrainConfig
 from train_loops.signal.figures import explained_variance
 from train_loops.signal.team_signal import TeamSignal
 from train_loops.team.critic import central_advantages, learn_values, turn_advantages
-from train_loops.team.episodes import TeamEpisode
+from train_loops.team.episodes import TeamEpisode, read_replay, write_replay
 from train_loops.team.models import CentralCritic, TeamQ
 from train_loops.team.q import learn_qs, q_credit
-from train_loops.team.replay import read_replay, write_replay
 from train_loops.team.value_norm import ValueNorm
 
 WEIGHTS_FILE, STATE_FILE, REPLAY_FILE = "team.safetensors", "team.json", "replay.npz"

@@ -28,6 +28,7 @@ from stores.types import RewardsRef, Trace, TracesRef
 from train_loops.advantages.rewarded_rows import CreditKind
 from train_loops.config import MismatchConfig, TrainConfig
 from train_loops.engine.models import Models
+from train_loops.rows.batching import Layout
 from train_loops.rows.packed_attention import why_not_packed
 from train_loops.rows.samples import Funnel, Sample, samples_of
 from train_loops.signal.baselines import baselines_of, sibling_turns
@@ -46,7 +47,6 @@ from train_loops.signal.mismatch import (
     off_policy,
 )
 from train_loops.signal.team_signal import TeamSignal
-from train_loops.worker.layout import Layout
 from train_loops.worker.scoring import Rows, measured_on_probe, probe_rows, score_rows
 from train_loops.worker.update import Update
 

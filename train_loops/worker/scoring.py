@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from train_loops.config import MismatchConfig
 from train_loops.engine.models import Models
-from train_loops.rows.batching import lift
+from train_loops.rows.batching import Layout, lift
 from train_loops.rows.samples import Sample
 from train_loops.signal.mismatch import Agreement, measure
-from train_loops.worker.layout import Layout
 
 Rows = Sequence[NDArray[np.floating]]
 

@@ -13,6 +13,7 @@ returned, else it is trained again from the parent, optimizer included.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import logging
@@ -20,10 +21,14 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
+from stores import cgroup
 from stores.files import naming_file
 from stores.journal.stage_results import TrainAnswer, TrainParts
 from stores.logs import bound, carried
@@ -36,7 +41,6 @@ from train_loops.config import TrainConfig
 from train_loops.engine.run_checkpoints import CarriedState, agree, drop_older, resume, store_state, sweep
 from train_loops.signal.team_signal import LOG_RATIOS_FILE, read_team_signal
 from train_loops.train_job import TrainFailure, TrainJob, train_parts
-from train_loops.worker.freed_memory import release_if_scarce
 
 if TYPE_CHECKING:
     from train_loops.engine.deepspeed_engine import Engine
@@ -52,6 +56,8 @@ POLL_S = 20.0
 """A worker asks for the next job with long polls of this length."""
 ANSWER_TIMEOUT_S = 120.0
 """A supervisor that answers later hangs: the worker that asked fails, and Ray Train starts the group again."""
+MIN_AVAILABLE_SHARE = 0.5
+"""With less of the machine's or container's memory available, a trainer gives back what it does not use."""
 
 
 def run_worker(settings: dict[str, Any]) -> None:
@@ -353,8 +359,7 @@ def _stored_answer(store: WeightStore, job: TrainJob) -> TrainAnswer | None:
 def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> tuple[tuple[float, ...], ...]:
     import torch
 
-    from train_loops.engine.deepspeed_engine import device
-    from train_loops.rows.batching import collate_turns
+    from train_loops.rows.batching import collate_turns, device
 
     logprobs = []
     with torch.no_grad():
@@ -366,3 +371,21 @@ def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> t
 
 def _answer(ref: ModelVersionRef | None, learned: Learned, *, parts: TrainParts | None = None) -> TrainAnswer:
     return TrainAnswer(model=ref, reason=learned.reason, metrics=learned.metrics, agents=learned.agents, parts=parts)
+
+
+def release_if_scarce() -> None:
+    """Gives the memory that this process has freed back to the system where other processes may need it.
+
+    The next job takes it again, at no cost where this process kept it. Where the system has it back, the kernel hands it out page
+    by page: on a virtual machine that was a quarter of a training job.
+    """
+    if available_share() < MIN_AVAILABLE_SHARE:
+        with suppress(OSError, AttributeError):  # another C library than glibc
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def available_share() -> float:
+    """Returns the share of memory that is available: of the machine, or of a container or job where that has less."""
+    machine = psutil.virtual_memory()
+    share = cgroup.available_share()
+    return min(machine.available / machine.total, 1.0 if share is None else share)

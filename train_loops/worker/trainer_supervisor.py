@@ -44,7 +44,7 @@ WORKER_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
     # glibc gives freed activations back to the system and gets them again page by page: 5 to 25% of a pass. They are
-    # given back when the job is done, if memory is scarce (freed_memory.py).
+    # given back when the job is done, if memory is scarce (trainer.py).
     "MALLOC_MMAP_THRESHOLD_": str(2**35),
     "MALLOC_TRIM_THRESHOLD_": str(2**35),
     # A thread's own arena holds 64 MiB; beyond that malloc maps and unmaps all the same, in every backward pass.

@@ -19,15 +19,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from train_loops.config import TrainConfig
-from train_loops.engine.deepspeed_engine import device
 from train_loops.engine.models import Models
-from train_loops.rows.batching import Batch, lay
-from train_loops.rows.merging import Chain
+from train_loops.rows.batching import Batch, Layout, device, lay, picked
 from train_loops.rows.samples import Sample
+from train_loops.rows.sharing import Chain
 from train_loops.signal.kl import kl_estimate
 from train_loops.signal.learning_signal import LearningSignal
 from train_loops.signal.losses import Denominators, aggregate, policy_loss, value_loss
-from train_loops.worker.layout import Layout, picked
 from train_loops.worker.scoring import Rows
 
 MAX_SKIPPED_STEPS = 3

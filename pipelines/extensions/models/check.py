@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from train_loops.engine.plain_text import PARAGRAPH
+from train_loops.engine.tiny_model import PARAGRAPH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from train_loops.engine.weight_writer import write_safetensors
+from train_loops.engine.checkpoints import write_safetensors
 
 pytestmark = pytest.mark.test
 

@@ -16,8 +16,8 @@ from train_loops.engine import logprobs as logprobs_module
 from train_loops.engine.critic import ValueModel
 from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
 from train_loops.rows.batching import Batch, collate, collate_turns, deal_minibatches, lay, lift, microbatches, plan
-from train_loops.rows.merging import Chain
 from train_loops.rows.samples import Masks, Sample
+from train_loops.rows.sharing import Chain
 from train_loops.signal.losses import Denominators
 
 pytestmark = pytest.mark.fast

@@ -20,9 +20,8 @@ from train_loops.config import RowsConfig
 from train_loops.engine.critic import ValueModel
 from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
 from train_loops.rows.batching import Batch, collate, lay, lift, plan
-from train_loops.rows.merging import chains_of, row_savings, unique_token_share
 from train_loops.rows.samples import Sample
-from train_loops.rows.sharing import neighbours
+from train_loops.rows.sharing import chains_of, neighbours, row_savings, unique_token_share
 from train_loops.signal.losses import Aggregation, Denominators, aggregate
 
 pytestmark = pytest.mark.fast

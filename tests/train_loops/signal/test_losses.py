@@ -8,9 +8,9 @@ import torch
 
 from train_loops.config import LossConfig
 from train_loops.signal.kl import adapted_coef, kl_estimate, token_rewards
+from train_loops.signal.learning_signal import overlong_penalty
 from train_loops.signal.losses import Denominators, aggregate, cispo, gspo, policy_loss, ppo_clip, reinforce, value_loss
 from train_loops.signal.nll_gain import gains_of
-from train_loops.signal.overlong import overlong_penalty
 
 pytestmark = pytest.mark.fast
 

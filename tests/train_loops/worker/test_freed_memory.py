@@ -11,8 +11,8 @@ import ray
 import ray.train
 
 from stores import cgroup
-from train_loops.worker import freed_memory, trainer
-from train_loops.worker.freed_memory import available_share, release_if_scarce
+from train_loops.worker import trainer
+from train_loops.worker.trainer import available_share, release_if_scarce
 
 pytestmark = pytest.mark.fast
 
@@ -36,11 +36,11 @@ def test_freed_memory_goes_back_only_where_memory_is_scarce(monkeypatch: pytest.
     chunks.clear()
     held = psutil.Process().memory_info().rss
 
-    monkeypatch.setattr(freed_memory, "available_share", lambda: 0.6)
+    monkeypatch.setattr(trainer, "available_share", lambda: 0.6)
     release_if_scarce()
     assert psutil.Process().memory_info().rss == pytest.approx(held, abs=NUM_CHUNKS * CHUNK / 10)
 
-    monkeypatch.setattr(freed_memory, "available_share", lambda: 0.4)
+    monkeypatch.setattr(trainer, "available_share", lambda: 0.4)
     release_if_scarce()
     assert psutil.Process().memory_info().rss < held - NUM_CHUNKS * CHUNK / 2
     assert len(top_of_the_heap) == CHUNK
