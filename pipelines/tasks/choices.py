@@ -56,19 +56,19 @@ class Choices(NamedTuple):
         is_unlike = normalize(text) not in map(normalize, others)
         return (letter, self._line(letter), text) if is_unlike else (letter, self._line(letter))
 
-    def right_one(self, given: Mapping[str, Any], at: str) -> str:
+    def right_one(self, stated: Mapping[str, Any], at: str) -> str:
         """Returns the letter of the right choice.
 
-        Args: given: what the row says of it, by field. Raises ValueError where that names none, or may mean several.
+        Args: stated: what the row says of it, by field. Raises ValueError where that names none, or may mean several.
         """
-        keys = {field: self._of_key(value) for field, value in given.items() if field in KEY_FIELDS}
-        answers = {field: self._of_answer(value) for field, value in given.items() if field not in KEY_FIELDS}
+        keys = {field: self._of_key(value) for field, value in stated.items() if field in KEY_FIELDS}
+        answers = {field: self._of_answer(value) for field, value in stated.items() if field not in KEY_FIELDS}
         # Beside a key, an answer that is none of the choices explains the right one.
         meant = keys | {field: letters for field, letters in answers.items() if letters or not keys}
         common = set.intersection(*meant.values()) if meant else set()
         if len(common) == 1:
             return common.pop()
-        shown = ", ".join(f"{field} = {given[field]!r:.80}" for field in meant) or f"none of {', '.join(KEY_FIELDS)}"
+        shown = ", ".join(f"{field} = {stated[field]!r:.80}" for field in meant) or f"none of {', '.join(KEY_FIELDS)}"
         several = " or ".join(sorted(set().union(*meant.values())))
         raise ValueError(
             f"{at}: {shown} {f'may mean {several}' if several else 'names no choice'} of "

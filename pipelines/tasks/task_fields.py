@@ -100,7 +100,7 @@ def _task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
             f"its settings stand in `{METADATA}`"
         )
     source = next((str(v) for f in SOURCE_FIELDS if (v := look_up(row, f))), default_source)
-    given_id = next((written(row[f]) for f in ID_FIELDS if row.get(f) not in (None, "")), "")
+    own_id = next((written(row[f]) for f in ID_FIELDS if row.get(f) not in (None, "")), "")
     key = "\x1f".join((source, prompt, *answers, *([json.dumps(settings, sort_keys=True)] if settings else [])))
     metadata = _object(row, "extra_info") | {name: value for name, value in own.items() if value is not None}
     if tests is not None:
@@ -108,7 +108,7 @@ def _task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
         starter = next((str(v) for f in STARTER_FIELDS if (v := look_up(row, f))), "")
         prompt = f"{prompt}\n\nBegin with:\n{starter}" if starter else prompt
     return Task(
-        task_id=given_id or sha256(key.encode()).hexdigest()[:16],
+        task_id=own_id or sha256(key.encode()).hexdigest()[:16],
         prompt=prompt,
         answers=answers,
         source=source,
@@ -138,11 +138,11 @@ def _whole_question(row: Mapping[str, Any], question: str, at: str) -> tuple[str
     choices = find_choices(row, at)
     if choices is not None:
         value = look_up(row, field) if field else None
-        given: dict[str, Any] = {f: row[f] for f in KEY_FIELDS if row.get(f) not in (None, "")}
+        stated: dict[str, Any] = {f: row[f] for f in KEY_FIELDS if row.get(f) not in (None, "")}
         # What a table holds as a number counts the choices; an answer in words names one.
-        given |= {field: value if isinstance(value, int | float | Decimal) else answers} if field else {}
-        given = given or {name: value for name, value in row.items() if name == "label"}
-        answers = choices.references(choices.right_one(given, at))
+        stated |= {field: value if isinstance(value, int | float | Decimal) else answers} if field else {}
+        stated = stated or {name: value for name, value in row.items() if name == "label"}
+        answers = choices.references(choices.right_one(stated, at))
         question = choices.below(question)
     elif field and row.get("label") in (0, "0"):
         raise ValueError(
@@ -229,11 +229,11 @@ def _test_setting(row: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _raw_tests(row: Mapping[str, Any]) -> Any:
-    for part in (row, *(data_of(row.get(f)) for f in ("extra_info", "reward_model"))):
-        if not isinstance(part, Mapping):
+    for owner in (row, *(data_of(row.get(f)) for f in ("extra_info", "reward_model"))):
+        if not isinstance(owner, Mapping):
             continue
-        single = next((part[f] for f in TEST_FIELDS if part.get(f)), None)
-        split = {f: part[f] for f in SPLIT_TEST_FIELDS if part.get(f)}
+        single = next((owner[f] for f in TEST_FIELDS if owner.get(f)), None)
+        split = {f: owner[f] for f in SPLIT_TEST_FIELDS if owner.get(f)}
         if split:
             return split if single is None else {"tests": single, **split}
         if single is not None:
@@ -261,13 +261,13 @@ def _prompt(row: Mapping[str, Any], at: str) -> str:
             value = look_up(row, later)
             if not _has_instructions(value):
                 continue
-            whole = _prompt_text(value, f"{at}: {later}")
-            if text not in whole:
+            conversation = _prompt_text(value, f"{at}: {later}")
+            if text not in conversation:
                 raise ValueError(
                     f"{at}: two prompts: {field} is {text[:60]!r}, and {later} has a system message and another question: keep the one "
                     "that is meant"
                 )
-            text = whole
+            text = conversation
         return text
     return ""
 
@@ -347,8 +347,8 @@ def _answer_texts(value: Any, at: str) -> list[str]:
     A list of finite numbers as text stays a text: it is an answer of mathematics, an interval for example.
     """
     data = data_of(value)
-    if isinstance(data, Mapping) and (given := [data[f] for f in INNER_ANSWER_FIELDS if f in data]):
-        inner = next((item for item in given if item is not None), None)
+    if isinstance(data, Mapping) and (inner_answers := [data[f] for f in INNER_ANSWER_FIELDS if f in data]):
+        inner = next((item for item in inner_answers if item is not None), None)
         return [] if inner is None else _answer_texts(inner, at)
     if isinstance(data, list) and (value is data or any(map(_is_answer, data))):
         return [text for number, item in enumerate(data, 1) for text in _answer_texts(item, f"{at}[{number}]")]

@@ -102,10 +102,10 @@ class Choice:
 
         Raises ValueError where it offers none, or what is no option.
         """
-        given = inputs.get(OFFERED, list(self.options))
-        if not isinstance(given, str | Iterable):
-            raise ValueError(f"options = {given!r}: pass the names that are offered, of {', '.join(self.options)}")
-        names = [given] if isinstance(given, str) else list(given)
+        offered = inputs.get(OFFERED, list(self.options))
+        if not isinstance(offered, str | Iterable):
+            raise ValueError(f"options = {offered!r}: pass the names that are offered, of {', '.join(self.options)}")
+        names = [offered] if isinstance(offered, str) else list(offered)
         if unknown := [name for name in names if name not in self.options]:
             raise ValueError(f"options = {unknown}: this agent's Choice has {', '.join(self.options)}")
         if not names:

@@ -126,5 +126,5 @@ def load_workflow(path: str, settings: Mapping[str, Any]) -> Workflow:
     return workflow
 
 
-def _is_workflow(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, Workflow)
+def _is_workflow(named: Any) -> bool:
+    return isinstance(named, type) and issubclass(named, Workflow)

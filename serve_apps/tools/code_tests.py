@@ -118,9 +118,9 @@ def _read(data: Any, fn_name: str) -> CodeTests:
     public, private = [[_in_order(_case(*pair, is_call=bool(name)), orders) for pair in part] for part in pairs]
     clash = _contradiction([*public, *private], checker, is_call=bool(name))
     if clash is not None:
-        given, *outputs = (str(part)[:60] for part in clash)
+        value, *outputs = (str(part)[:60] for part in clash)
         raise ValueError(
-            f"two cases with the same input {given!r} expect {' and '.join(map(repr, outputs))}: no program passes both; "
+            f"two cases with the same input {value!r} expect {' and '.join(map(repr, outputs))}: no program passes both; "
             "drop one"
         )
     shown = {_key(case) for case in public}
@@ -153,10 +153,10 @@ def _taken_apart(case: Case) -> list[Case]:
     return [Case(given=f"1\n{line}\n", expected=f"{output}\n") for line, output in zip(lines, expected, strict=True)]
 
 
-def _stands_in(given: str, expected: str, text: str) -> bool:
+def _stands_in(case_input: str, expected: str, text: str) -> bool:
     """Returns whether input and then output are whole lines of `text`, one after another."""
-    start = text.find(_block(given))
-    return start >= 0 and text.find(_block(expected), start + len(_block(given)) - 1) >= 0
+    start = text.find(_block(case_input))
+    return start >= 0 and text.find(_block(expected), start + len(_block(case_input)) - 1) >= 0
 
 
 def _block(text: str) -> str:

@@ -278,11 +278,11 @@ def plain_number(text: str) -> Fraction | None:
     match = _FRACTION.fullmatch(text)
     if match is None:
         return None
-    sign, whole, *parts = match.groups()
+    sign, integer, *parts = match.groups()
     numerator, denominator = (int(p) for p in parts if p is not None)
-    if not denominator or (whole and not 0 < numerator < denominator):
+    if not denominator or (integer and not 0 < numerator < denominator):
         return None
-    return (Fraction(numerator, denominator) + int(whole or 0)) * (-1 if sign == "-" else 1)
+    return (Fraction(numerator, denominator) + int(integer or 0)) * (-1 if sign == "-" else 1)
 
 
 def _quantity(text: str) -> tuple[str, Fraction]:

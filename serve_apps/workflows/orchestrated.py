@@ -233,12 +233,12 @@ Steps: TypeAlias = Mapping[str, StepSpec]
 
 
 def read_steps(
-    given: Mapping[str, Mapping[str, Any]], agents: Mapping[str, Agent], tools: Mapping[str, Tool]
+    settings_of: Mapping[str, Mapping[str, Any]], agents: Mapping[str, Agent], tools: Mapping[str, Tool]
 ) -> dict[str, StepSpec]:
     """Returns the steps by their names. Raises TypeError for the first that does not fit the team."""
-    if not given:
+    if not settings_of:
         raise TypeError("steps: name one at least")
-    steps = {name: _step(name, settings) for name, settings in given.items()}
+    steps = {name: _step(name, settings) for name, settings in settings_of.items()}
     for name in steps:
         _check(name, steps, agents, tools)
     return steps

@@ -135,10 +135,10 @@ class Program(Workflow):
                 f"workflow.settings: program {self.command[0]!r} is no file here and not on this machine's PATH"
             )
         files = [part for part in self.command if not os.path.isabs(part) and Path(self.folder or ".", part).is_file()]
-        found = (
+        where = (
             f" (found from this folder: {', '.join(files)}; to serve the team, give absolute paths)" if files else ""
         )
-        return [f"program: {' '.join(self.command)}{found}"]
+        return [f"program: {' '.join(self.command)}{where}"]
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Returns the program's answer.

@@ -95,12 +95,12 @@ class ReflectiveCode(Workflow):
 
     def check_request(self, task: Task) -> None:
         """Refuses also what a caller could hold the gateway up with: tests as packed text, very long ones, a checker of its own."""
-        given = task.metadata.get("tests")
-        if not is_plain(given):
+        tests = task.metadata.get("tests")
+        if not is_plain(tests):
             raise ValueError(
-                f"metadata.tests: {str(given)[:60]!r} is a text: give the tests as JSON values, here and within"
+                f"metadata.tests: {str(tests)[:60]!r} is a text: give the tests as JSON values, here and within"
             )
-        if len(json.dumps(given)) > MAX_REQUEST_CHARS:
+        if len(json.dumps(tests)) > MAX_REQUEST_CHARS:
             raise ValueError(f"metadata.tests: give tests of at most {MAX_REQUEST_CHARS:,} characters as JSON")
         super().check_request(task)
         if _tests(task, "metadata").checker_code:

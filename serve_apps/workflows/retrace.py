@@ -124,13 +124,13 @@ class _RecordedCalls:
     def _take(self, callee: _Callee) -> Any:
         """Returns the next call, which must be of this agent or tool; of the step that was chosen, its calls in any order."""
         candidates = self._ahead if self._side_by_side[callee] else self._ahead[:1]
-        found = next((call for call in candidates if _callee(call) == callee), None)
-        if found is None:
+        recorded = next((call for call in candidates if _callee(call) == callee), None)
+        if recorded is None:
             following = f"the next call is of {self.left[0]}" if self._ahead else "no call is left"
             raise NotRetraced(f"{following}, and the orchestrator's only step calls {callee[1]}")
         self._side_by_side[callee] -= 1
-        self._ahead.remove(found)
-        return found
+        self._ahead.remove(recorded)
+        return recorded
 
 
 def _index(call: Turn | ToolCall) -> int:

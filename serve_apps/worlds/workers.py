@@ -111,7 +111,7 @@ class WorldWorker:
             self._start()
         try:
             answer = self._exchange(
-                {"world": world, "verb": "reset", "given": settings}, self._environment.reset_timeout_s
+                {"world": world, "verb": "reset", "argument": settings}, self._environment.reset_timeout_s
             )
         except ToolRaised as raised:
             # Whatever a model wrote, a world begins with its settings.
@@ -120,7 +120,7 @@ class WorldWorker:
 
     def _step(self, world: int, life: int, action: str) -> Any:
         self._check_life(life)
-        return self._exchange({"world": world, "verb": "step", "given": action}, self._environment.step_timeout_s)
+        return self._exchange({"world": world, "verb": "step", "argument": action}, self._environment.step_timeout_s)
 
     def _close(self, world: int) -> None:
         if self._process is not None:

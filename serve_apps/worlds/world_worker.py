@@ -1,7 +1,7 @@
 """world_worker: `PYTHON world_worker.py package.module:Name [FOLDER ...]`: worlds of one class; requests and answers are lines of JSON.
 
-    {"world": 3, "verb": "reset", "given": {"seed": 7}}     ->  {"answer": {"text": ...}}
-    {"world": 3, "verb": "step", "given": "open drawer 1"}  ->  {"answer": ...} | {"raised": "..."} | {"failed": "..."} | {"invalid": "..."}
+    {"world": 3, "verb": "reset", "argument": {"seed": 7}}     ->  {"answer": {"text": ...}}
+    {"world": 3, "verb": "step", "argument": "open drawer 1"}  ->  {"answer": ...} | {"raised": "..."} | {"failed": "..."} | {"invalid": "..."}
     {"world": 3, "verb": "close"}                           ->  {"answer": null}
 
 It runs in any Python from 3.8 on, with nothing but its standard library, and imports nothing of Troupe. Its first line says whether
@@ -81,10 +81,10 @@ def answer_to(request: dict[str, Any], worlds: dict[int, Any], make: Callable[..
     number, verb = request["world"], request["verb"]
     try:
         if verb == "reset":
-            worlds[number] = make(**request["given"])
+            worlds[number] = make(**request["argument"])
             answer = worlds[number].reset()
         elif verb == "step":
-            answer = worlds[number].step(request["given"])
+            answer = worlds[number].step(request["argument"])
         else:
             close(worlds.pop(number, None))
             answer = None

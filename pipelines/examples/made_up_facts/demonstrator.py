@@ -48,9 +48,9 @@ def demonstrate_single(agent: str, task: Task, inputs: Mapping[str, str], rng: r
 
 
 def _person(task: Task) -> str:
-    found = _NAME.search(task.prompt)
-    assert found is not None, f"a question about nobody: {task.prompt}"
-    return found[1]
+    name = _NAME.search(task.prompt)
+    assert name is not None, f"a question about nobody: {task.prompt}"
+    return name[1]
 
 
 def _facts(task: Task, read: str) -> tuple[str, str, str]:

@@ -109,9 +109,9 @@ def _index(catalogue: int) -> tuple[tempfile.TemporaryDirectory[str], Corpus]:
 def find(catalogue: int, words: str) -> list[Product]:
     """Returns the products that match these words best, best first; equally good ones in the order of the catalogue."""
     products = {product.name: product for product in make_catalogue(catalogue)}
-    (found,) = _index(catalogue)[1].search([words], len(products))
+    (hits,) = _index(catalogue)[1].search([words], len(products))
     numbers = {name: number for number, name in enumerate(products)}
-    best = sorted(found, key=lambda document: (-round(document.score, 4), numbers[document.document_id]))
+    best = sorted(hits, key=lambda document: (-round(document.score, 4), numbers[document.document_id]))
     return [products[document.document_id] for document in best[:NUM_FOUND]]
 
 
