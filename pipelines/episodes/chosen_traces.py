@@ -7,16 +7,16 @@ that the other run trained on, their rewards, and its model versions for the tok
 from __future__ import annotations
 
 import heapq
+import json
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipelines.episodes.vocabulary import version_that_acted, vocabulary, vocabulary_of
 from pipelines.run.run import Run
 from pipelines.tasks.splits import HELD_OUT, are_one_task
 from serve_apps.episode.team import ActingTeam
@@ -24,13 +24,18 @@ from serve_apps.workflows.orchestrated import ORCHESTRATOR, Orchestrated
 from serve_apps.workflows.retrace import NotRetraced, retrace
 from stores.traces.conventions import allowed_tokens
 from stores.traces.store import TraceStore
-from stores.types import Purpose, Task, Trace, families
+from stores.types import ModelVersionRef, Purpose, Task, Trace, families
+from stores.weights.manifest import whole_model
 from stores.weights.store import WeightStore
+from stores.weights.weight_cache import fetch
 
 if TYPE_CHECKING:
     from train_loops.config import ChosenTracesConfig
 
 logger = logging.getLogger(__name__)
+
+NO_IDS = ("truncation", "padding", "version")
+"""Entries of a tokenizer.json that change no token id."""
 
 
 def choose_traces(run: Run, choice: ChosenTracesConfig, *, count: int, folders: Mapping[str, Path]) -> list[Trace]:
@@ -158,3 +163,25 @@ def _check_tokenizer(choice: ChosenTracesConfig, group: str, traces: Sequence[Tr
             f"warmstart.traces: the traces hold token ids of the tokenizer in {ref.uri}, model group {group!r} starts "
             f"from {folder} with another one: start from a model with that tokenizer, or use a demonstrator"
         )
+
+
+def version_that_acted(weights: WeightStore, group: str, traces: Iterable[Trace]) -> ModelVersionRef | None:
+    """A version whose tokenizer made the traces' token ids of a model group; None where none is left.
+
+    Every version of a model group has the tokenizer of version 0, so that any version will do.
+    """
+    acted = {trace.policy_versions[group] for trace in traces if group in trace.policy_versions}
+    return next((ref for version in sorted({0, *acted}) if (ref := weights.ref(group, version))), None)
+
+
+def vocabulary_of(ref: ModelVersionRef) -> dict[str, Any]:
+    """`vocabulary` of a model version; an adapter has that of its base."""
+    return vocabulary(fetch(whole_model(ref), with_tensors=False))
+
+
+def vocabulary(folder: Path) -> dict[str, Any]:
+    """The entries of a model folder's tokenizer.json that decide which text has which token ids."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ValueError(f"{folder} has no tokenizer.json, by which the tokenizers of stored traces are compared")
+    return {name: entry for name, entry in json.loads(file.read_text()).items() if name not in NO_IDS}

@@ -16,8 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pipelines.config.messages import near
-from pipelines.episodes.chosen_traces import HeldOut
-from pipelines.episodes.vocabulary import version_that_acted, vocabulary_of
+from pipelines.episodes.chosen_traces import HeldOut, version_that_acted, vocabulary_of
 from pipelines.run.iteration import Iteration
 from pipelines.run.iterations import next_iteration
 from pipelines.run.run import Run

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.monitoring.episode_metrics import Estimate, Window, window_of
-from pipelines.release.gateway_answers import gateway_answers
+from pipelines.release.production import gateway_answers
 from pipelines.run.run import Run
 from serve_apps.gateway.traffic.figures import Sums, added, total
 from stores.files import is_uri, local_path

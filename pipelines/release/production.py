@@ -19,6 +19,7 @@ from pipelines.run.kept_weights import STATE_FILE
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import app_names, serve, start
 from serve_apps.gateway.routes import check_settings, gateway_statuses, gateway_teams, route
+from serve_apps.gateway.traffic.peer_replicas import Status
 from serve_apps.gateway.traffic.shared_port import Change
 from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute, TeamStores
 from serve_apps.policy.deployment import set_low_priority
@@ -203,6 +204,17 @@ def hold(run: Run) -> AbstractContextManager[Lease]:
 def deployed_route(run: Run) -> TeamRoute | None:
     """Returns how the team's requests are answered now; None where there is no gateway, or it does not know the team."""
     return gateway_teams(run.config.gateway).get(run.team_name)
+
+
+def gateway_answers(run: Run) -> list[Status]:
+    """Returns the statuses of all gateway replicas with the figures of their answers.
+
+    The list is empty where a replica is too busy to answer: one check is missed, which does not end the watch.
+    """
+    try:
+        return gateway_statuses(run.config.gateway)
+    except TimeoutError:
+        return []
 
 
 def switch(run: Run, next_route: TeamRoute, *, change: Change = "none") -> None:

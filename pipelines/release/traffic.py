@@ -21,7 +21,6 @@ from pipelines.config.sections import TrafficConfig
 from pipelines.figures.figure import State
 from pipelines.figures.registry import FIGURES
 from pipelines.release import production
-from pipelines.release.gateway_answers import gateway_answers
 from pipelines.run.champions import hold_promotion, set_champion
 from pipelines.run.run import Run
 from serve_apps.gateway.traffic.figures import Since, Sums, by_version, total
@@ -158,11 +157,11 @@ def guard_deployed(run: Run, *, seconds: float) -> dict[str, Any]:
             f"team {run.team_name!r}: nothing to compare the deployed team with: the one before it is not loaded any more"
         )
     new, old = route_now.champion.team_version, route_now.previous.team_version
-    since, watch = Since(run.team_name, gateway_answers(run)), Watch(run.config.traffic)
+    since, watch = Since(run.team_name, production.gateway_answers(run)), Watch(run.config.traffic)
     deadline = time.monotonic() + seconds
     latest: list[Compared] | None = None
     while time.monotonic() < deadline:
-        now = gateway_answers(run)
+        now = production.gateway_answers(run)
         checked = watch.check(_of(since.added(now), new), _of(by_version(run.team_name, now), old))
         latest = checked or latest
         if broken := [str(s) for s in checked or () if s.state == "broken"]:
@@ -180,14 +179,14 @@ def guard_deployed(run: Run, *, seconds: float) -> dict[str, Any]:
 def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[str, Any]:
     """Returns {"state": "advance" | "broken" | "undecided", "reason", "num_answers"}."""
     config = run.config.traffic
-    since, deadline = Since(run.team_name, gateway_answers(run)), time.monotonic() + config.step_timeout_s
+    since, deadline = Since(run.team_name, production.gateway_answers(run)), time.monotonic() + config.step_timeout_s
     compared: list[Compared] = []
     num = 0.0
     while time.monotonic() < deadline:
         route_now = production.deployed_route(run)
         if route_now is None or route_now.candidate is None or route_now.candidate.team_version != new:
             return {"state": "undecided", "reason": "somebody else has ended this canary", "num_answers": num}
-        figures = since.added(gateway_answers(run))
+        figures = since.added(production.gateway_answers(run))
         candidate, champion = _of(figures, new), _of(figures, old)
         num = candidate["failure_share"][0]
         compared = watch.check(candidate, champion) or compared

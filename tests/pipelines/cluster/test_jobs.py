@@ -15,8 +15,7 @@ import pytest
 from job_server import JobServer, job_server
 
 from pipelines.cluster.job_api import ClusterUnreachable, JobApi
-from pipelines.cluster.jobs import RUN_CONFIG_VARIABLE, Follower, attach, begin_work, loop_work, stage_work
-from pipelines.cluster.working_dir import package
+from pipelines.cluster.jobs import RUN_CONFIG_VARIABLE, Follower, attach, begin_work, loop_work, package, stage_work
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.config.schedule import ClusterConfig
 
