@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import ray
 
 from pipelines.cluster.observe import episode_points, log_failed
 from serve_apps.config import CallConfig, TelemetryConfig
@@ -83,8 +84,6 @@ _warm: list[tuple[_Connection, Any]] = []
 
 def collectors(count: int) -> list[Any]:
     """`count` warm collectors, spread over the cluster's nodes."""
-    import ray
-
     connection = _forget_earlier()
     while len(_warm) < count:
         options = {"num_cpus": 0.1, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
@@ -94,8 +93,6 @@ def collectors(count: int) -> list[Any]:
 
 def end_collectors() -> None:
     """Ends the collectors of this process, whatever they are doing; the next pass starts others."""
-    import ray
-
     if ray.is_initialized():
         _forget_earlier()
     else:
@@ -106,8 +103,6 @@ def end_collectors() -> None:
 
 def _forget_earlier() -> _Connection:
     """Forgets collectors of earlier connections, since Ray aborts a process that sends such a handle on; returns this one."""
-    import ray
-
     context = ray.get_runtime_context()
     connection = (context.get_session_name(), context.get_job_id())
     _warm[:] = [one for one in _warm if one[0] == connection]
@@ -118,8 +113,6 @@ def hand_over(
     batch: dict[str, np.ndarray], workers: Sequence[Any], work: Mapping[str, Any]
 ) -> Iterator[dict[str, np.ndarray]]:
     """Gives each share of the specs to its collector and passes on what comes back; a Ray Data task."""
-    import ray
-
     for place, specs in zip(batch["place"], batch["specs"], strict=True):
         run = workers[int(place)].run.options(num_returns="streaming")
         for ref in run.remote(pickle.loads(specs), place=str(place), **work):

@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.episodes.groups import busy_seconds
-from pipelines.episodes.sampling import Progress, Sampled, sample_train_episodes
+from pipelines.episodes.sampling import Pass, Progress, Sampled, sample_episodes
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit, author_faults
-from serve_apps.episode.team import TeamSpec
 from stores.types import EpisodeRewards, Task, Trace, TracesRef
 
 SHARE_OF_TIME = 0.5
@@ -39,11 +38,10 @@ class Refilled:
 
 def refill(
     run: Run,
-    iteration: int,
     tasks: Sequence[Task],
     first: Sampled,
+    of: Pass,
     *,
-    team_spec: TeamSpec,
     progress: Progress | None = None,
 ) -> Refilled:
     """Plays as many other tasks as there are groups without signal, repeatedly, up to `max_refills`, time and token budget."""
@@ -51,7 +49,7 @@ def refill(
     assert settings.dynamic_sampling is not None, "collect: only where it is asked for"
     used = {task.task_id for task in tasks}
     left = [task for task in run.tasks("train") if task.task_id not in used]
-    random.Random(f"refill/{run.config.seed}/{iteration}").shuffle(left)
+    random.Random(f"refill/{run.config.seed}/{of.iteration}").shuffle(left)
     passes: list[Sampled] = []
     good, empty = _by_signal(run, first.traces)
     while len(good) < settings.tasks_per_iteration and left and len(passes) < settings.dynamic_sampling.max_refills:
@@ -61,7 +59,7 @@ def refill(
             break
         num_missing = settings.tasks_per_iteration - len(good)
         chosen, left = left[:num_missing], left[num_missing:]
-        passes.append(sample_train_episodes(run, iteration, chosen, team_spec=team_spec, progress=progress))
+        passes.append(sample_episodes(chosen, of, episodes_per_task=settings.episodes_per_task, progress=progress))
         with_signal, without_signal = _by_signal(run, passes[-1].traces)
         good, empty = good | with_signal, empty | without_signal
     last = [first, *passes][-1]

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import ray.data
 
 from pipelines.cluster.faults import InfrastructureLost
 from pipelines.config.sections import CollectConfig
@@ -90,47 +91,57 @@ class InfrastructureFailures(TooManyFailures, InfrastructureLost):
     """Too many failures, most of them of the infrastructure."""
 
 
-def sample_train_episodes(
-    run: Run,
-    iteration: int,
-    tasks: Sequence[Task],
-    *,
-    team_spec: TeamSpec,
-    num_enough: int | None = None,
-    progress: Progress | None = None,
-) -> Sampled:
-    """Samples episodes that the run trains on, as its section `collect` says; see `sample_episodes`."""
-    settings = run.config.collect
-    return sample_episodes(
-        tasks,
-        run_id=run.run_id,
-        iteration=iteration,
-        purpose=Purpose.TRAIN,
-        team_spec=team_spec,
-        apps=app_names(run),
-        capacity=capacities(run),
-        store=run.traces,
-        config=settings,
-        episodes_per_task=settings.episodes_per_task,
-        seed=run.config.seed,
-        num_enough=num_enough,
-        progress=progress,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Whose episodes are sampled, on which engines and into which store."""
+
+    run_id: str
+    iteration: int
+    purpose: Purpose
+    team_spec: TeamSpec
+    apps: Mapping[str, str]
+    """Serve application of every model group."""
+    capacity: Mapping[str, int]
+    """By application, how many model calls its engines sample at once; no more are under way."""
+    store: TraceStore
+    config: CollectConfig
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        team_spec: TeamSpec,
+        *,
+        iteration: int,
+        purpose: Purpose = Purpose.TRAIN,
+        config: CollectConfig | None = None,
+    ) -> Pass:
+        """A pass on the run's rollout engines. Args: config: None: the run's section `collect`."""
+        return cls(
+            run_id=run.run_id,
+            iteration=iteration,
+            purpose=purpose,
+            team_spec=team_spec,
+            apps=app_names(run),
+            capacity=capacities(run),
+            store=run.traces,
+            config=config or run.config.collect,
+            seed=run.config.seed,
+        )
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The key under which its episodes are stored."""
+        key = self.team_spec.team_key
+        return {"run_id": self.run_id, "iteration": self.iteration, "purpose": self.purpose, "team_key": key}
 
 
 def sample_episodes(
     tasks: Sequence[Task],
+    of: Pass,
     *,
-    run_id: str,
-    iteration: int,
-    purpose: Purpose,
-    team_spec: TeamSpec,
-    apps: Mapping[str, str],
-    capacity: Mapping[str, int],
-    store: TraceStore,
-    config: CollectConfig,
     episodes_per_task: int,
-    seed: int,
     num_enough: int | None = None,
     progress: Progress | None = None,
 ) -> Sampled:
@@ -142,8 +153,6 @@ def sample_episodes(
 
     Args:
         tasks: each gives `episodes_per_task` episodes, one GRPO group.
-        apps: Serve application of every model group.
-        capacity: by application, how many model calls its engines sample at once; no more are under way.
         num_enough: the pass may end with so many complete groups, or when `config.budget` is spent; None: neither.
 
     Raises:
@@ -151,49 +160,27 @@ def sample_episodes(
         PromptsTooLong: more than `config.max_failed_share` of them had no turn because their prompts are too long.
         InfrastructureLost: collectors ended and groups are incomplete all the same.
     """
-    where: dict[str, Any] = {
-        "run_id": run_id,
-        "iteration": iteration,
-        "purpose": purpose,
-        "team_key": team_spec.team_key,
-    }
     specs = [
-        EpisodeSpec(**where, task=task, episode_index=index, run_seed=seed)
+        EpisodeSpec(**of.where, task=task, episode_index=index, run_seed=of.seed)
         for task in tasks
         for index in range(episodes_per_task)
     ]
-    return play_specs(
-        specs,
-        where=where,
-        team_spec=team_spec,
-        apps=apps,
-        capacity=capacity,
-        store=store,
-        config=config,
-        num_enough=num_enough,
-        progress=progress,
-    )
+    return play_specs(specs, of, num_enough=num_enough, progress=progress)
 
 
 def play_specs(
     specs: Sequence[EpisodeSpec],
+    of: Pass,
     *,
-    where: Mapping[str, Any],
-    team_spec: TeamSpec,
-    apps: Mapping[str, str],
-    capacity: Mapping[str, int],
-    store: TraceStore,
-    config: CollectConfig,
     num_enough: int | None = None,
     kept_groups: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Sampled:
     """Does what `sample_episodes` does, for given specs.
 
-    Args:
-        where: run, iteration, purpose and team of all of them.
-        kept_groups: groups of earlier passes under the same key, which are pinned with these.
+    Args: kept_groups: groups of earlier passes under the same key, which are pinned with these.
     """
+    where, store, config = of.where, of.store, of.config
     began = time.perf_counter()
     counts_tokens = num_enough is not None and config.budget.tokens is not None
     stored = store.stored_episodes(**where, with_tokens=counts_tokens)
@@ -212,10 +199,10 @@ def play_specs(
     if todo:
         if progress:
             progress(len(specs) - len(todo), len(specs), "")  # clears what the pass before reported
-        store.begin(run_id=where["run_id"], iteration=where["iteration"])
-        work: dict[str, Any] = {"team_spec": team_spec, "apps": dict(apps), "capacity": dict(capacity), "store": store}
+        store.begin(run_id=of.run_id, iteration=of.iteration)
+        work: dict[str, Any] = {"team_spec": of.team_spec, "apps": dict(of.apps), "capacity": dict(of.capacity)}
         # "replaced" is of the episodes in `todo` only.
-        work |= {"replaced": (*MISSING, Cause.POLICY) if again else ()}
+        work |= {"store": store, "replaced": (*MISSING, Cause.POLICY) if again else ()}
         for row in _run(todo, groups, work=work, config=config):
             num_new += int(row["num"])
             num_tokens += int(row["num_tokens"])
@@ -323,9 +310,6 @@ def _run(
     Counts them in `groups`, and has the collectors stop as soon as these say so. Args: work: further arguments of
     `Collector.run`.
     """
-    import ray
-    import ray.data
-
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False

@@ -8,26 +8,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from pipelines.episodes.sampling import Progress, Sampled, play_specs
+from pipelines.episodes.sampling import Pass, Progress, Sampled, play_specs
 from pipelines.run.run import Run
-from pipelines.run.serving import app_names, capacities
-from serve_apps.episode.team import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec, Script
-from stores.types import SOUND, Purpose, Trace
+from stores.types import SOUND, Trace
 
 
-def play_variants(
-    run: Run, iteration: int, passes: Sequence[Sampled], *, team_spec: TeamSpec, progress: Progress | None = None
-) -> Sampled:
+def play_variants(run: Run, passes: Sequence[Sampled], of: Pass, *, progress: Progress | None = None) -> Sampled:
     """Plays the variants of what was sampled and pins both; the ref of the last of `passes` names the sampled episodes."""
-    where: dict[str, Any] = {
-        "run_id": run.run_id,
-        "iteration": iteration,
-        "purpose": Purpose.TRAIN,
-        "team_key": team_spec.team_key,
-    }
     settings = run.config.collect.variants
     assert settings is not None, "collect: only where variants are asked for"
     traces = [trace for trace in run.traces.read_traces(passes[-1].traces) if not trace.variant]
@@ -36,11 +25,11 @@ def play_variants(
         kind=settings.kind,
         per_task=settings.per_task,
         siblings=settings.siblings,
-        seed=f"{run.config.seed}/{iteration}",
+        seed=f"{run.config.seed}/{of.iteration}",
     )
     specs = [
         EpisodeSpec(
-            **where,
+            **of.where,
             task=trace.task,
             episode_index=trace.episode_index,
             run_seed=run.config.seed,
@@ -49,17 +38,7 @@ def play_variants(
         for trace, script in scripts
     ]
     groups = {trace.group_id for trace in traces}
-    return play_specs(
-        specs,
-        where=where,
-        team_spec=team_spec,
-        apps=app_names(run),
-        capacity=capacities(run),
-        store=run.traces,
-        config=run.config.collect,
-        kept_groups=groups,
-        progress=progress,
-    )
+    return play_specs(specs, of, kept_groups=groups, progress=progress)
 
 
 def choose_variants(

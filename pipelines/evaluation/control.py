@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.episodes.sampling import Progress, sample_episodes
+from pipelines.episodes.sampling import Pass, Progress, sample_episodes
 from pipelines.evaluation.played import Played
 from pipelines.run.run import Run
-from pipelines.run.serving import app_names, capacities
 from serve_apps.authoring.workflow import load_workflow
 from serve_apps.episode.team import TeamSpec
 from serve_apps.workflows.alone import PATH as ALONE
@@ -31,20 +30,9 @@ def play_control(run: Run, team: Played, *, progress: Progress | None = None) ->
         return None
     budget = mean_tokens(team.traces)
     spec = control_spec(run, team, budget)
-    sampled = sample_episodes(
-        run.tasks("test"),
-        run_id=run.run_id,
-        iteration=0,
-        purpose=Purpose.TEST,
-        team_spec=spec,
-        apps=app_names(run),
-        capacity=capacities(run),
-        store=run.traces,
-        config=run.config.collect,
-        episodes_per_task=run.config.evaluate.episodes_per_task,
-        seed=run.config.seed,
-        progress=progress,
-    )
+    by = Pass.of(run, spec, iteration=0, purpose=Purpose.TEST)
+    episodes_per_task = run.config.evaluate.episodes_per_task
+    sampled = sample_episodes(run.tasks("test"), by, episodes_per_task=episodes_per_task, progress=progress)
     group = run.config.group_of[settings.agent]
     played = Played(run, sampled, {group: team.models[group]})
     run.traces.write_rewards(played.rewards)

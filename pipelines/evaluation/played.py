@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipelines.episodes.sampling import Progress, Sampled, sample_episodes
+from pipelines.episodes.sampling import Pass, Progress, Sampled, sample_episodes
 from pipelines.evaluation.endings import endings_in_words
 from pipelines.evaluation.statistics import Interval, mean_interval, pass_at_k
 from pipelines.evaluation.teams import Models
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit, counts_by_cause, per_agent
-from pipelines.run.serving import app_names, capacities, serve
+from pipelines.run.serving import serve
 from stores.journal.stage_results import TeamScore
 from stores.types import EpisodeStatus, Purpose, Task, Trace, families
 
@@ -97,20 +97,9 @@ def play_team(
     assert bool(occasion) == (purpose is Purpose.AD_HOC), f"{purpose} episodes on the occasion {occasion!r}"
     serve(run, models)
     settings = run.config.evaluate
-    sampled = sample_episodes(
-        tasks,
-        run_id=run.run_id,
-        iteration=iteration,
-        purpose=purpose,
-        team_spec=run.team_spec(models, temperature=settings.temperature, occasion=occasion),
-        apps=app_names(run),
-        capacity=capacities(run),
-        store=run.traces,
-        config=run.config.collect,
-        episodes_per_task=settings.episodes_per_task,
-        seed=run.config.seed,
-        progress=progress,
-    )
+    team_spec = run.team_spec(models, temperature=settings.temperature, occasion=occasion)
+    by = Pass.of(run, team_spec, iteration=iteration, purpose=purpose)
+    sampled = sample_episodes(tasks, by, episodes_per_task=settings.episodes_per_task, progress=progress)
     played = Played(run, sampled, models)
     run.traces.write_rewards(played.rewards)
     return played

@@ -29,12 +29,7 @@ def promote_version(run: Run, version: int, *, reason: str, is_rollback: bool = 
     check_groups(run, team, version)
     _check_weights(run, team, version, whole=not is_rollback)
     before = champion_version(run)
-    watchdog = Watchdog(
-        run,
-        run.key(0, "promote-version"),
-        timeout_s=run.config.sync.stage_timeout_s,
-        timeout_key="sync.stage_timeout_s",
-    )
+    watchdog = Watchdog.of_section(run, "promote-version", "sync")
 
     def serve_and_set_champion() -> tuple[list[Proof], dict[str, Any] | None]:
         proofs, _ = serve(run, dict(team.models), always_prove=True)

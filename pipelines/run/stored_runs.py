@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.config.run_config import parse_config
 from pipelines.run.run import Run
+from stores.journal.journal import Journal, RunRow
+from stores.journal.sqlite_urls import sqlite_url
 from stores.store_faults import UnreadableStore
-
-if TYPE_CHECKING:
-    from stores.journal.journal import Journal, RunRow
 
 
 def journals(root: str) -> list[Journal]:
     """The journals of the runs in a folder, or the one at a URL; they are only read."""
-    from stores.journal.journal import Journal
-    from stores.journal.sqlite_urls import sqlite_url
-
     if "://" in root:
         return [Journal(root, is_read_only=True)]
     files = sorted(Path(root).glob("*/journal.db"))

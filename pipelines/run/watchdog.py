@@ -26,6 +26,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import psutil
+
+from pipelines.cluster.connect import is_answering, memory_deaths
 from pipelines.cluster.faults import ClusterLost, OutOfMemory, diagnose
 from pipelines.cluster.owner_links import stage_owner
 from pipelines.cluster.stack_dumps import stack_dump_file, write_stack_dumps
@@ -89,6 +92,22 @@ class Watchdog:
         self._began, self._is_timed = time.monotonic(), False
         self._fault: Exception | None = None
         self._num_memory_deaths = 0
+
+    @classmethod
+    def of_section(
+        cls,
+        run: Run,
+        name: str,
+        section: str,
+        *,
+        iteration: int = 0,
+        times: int = 1,
+        recover: Callable[[], None] = lambda: None,
+    ) -> Watchdog:
+        """Watches work that may take `times` as long as the stage of a section of the run config."""
+        timeout_s = times * getattr(run.config, section).stage_timeout_s
+        key = run.key(iteration, name)
+        return cls(run, key, timeout_s=timeout_s, timeout_key=f"{section}.stage_timeout_s", recover=recover)
 
     def reporting(self, progress: Callable[..., None] | None) -> Callable[..., None]:
         """A function that calls `progress` and lets the watchdog know how far the stage is."""
@@ -200,8 +219,6 @@ class Watchdog:
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized():
             return []
-        from pipelines.cluster.connect import memory_deaths
-
         deaths: list[str] = []
         run_id, within_s = self._key.run_id, self._elapsed()
         stage = self._key.stage if self._run.config.loop.max_lag else ""
@@ -274,8 +291,6 @@ class Watchdog:
 
 def end_process(code: int) -> None:
     """Ends this process and what it started, a local Ray head included, without another line of Python."""
-    import psutil
-
     for child in psutil.Process().children(recursive=True):
         try:
             child.kill()
@@ -301,8 +316,6 @@ def _cluster_answers() -> bool:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return True
-    from pipelines.cluster.connect import is_answering
-
     return is_answering()
 
 

@@ -14,6 +14,8 @@ from pipelines.cluster.owner_links import stage_owner
 from pipelines.config.run_config import RunConfig, parse_config, with_keys
 from pipelines.episodes.collector import end_collectors
 from pipelines.episodes.sampling import Progress
+from pipelines.evaluation.control import play_control
+from pipelines.evaluation.played import play_team
 from pipelines.report.progress import Screen
 from pipelines.run.champions import champion_version, set_champion
 from pipelines.run.run import Run
@@ -24,7 +26,7 @@ from serve_apps.authoring.yaml_text import read_yaml
 from stores.journal.journal import Lease
 from stores.journal.stage_results import Decided, Measured, WarmStarted
 from stores.registry.team import Team
-from stores.types import ModelVersionRef
+from stores.types import ModelVersionRef, Purpose
 from stores.weights.manifest import verify_files
 
 MAX_CONTEXT = 4096
@@ -44,12 +46,7 @@ def measure_last(run: Run, *, address: str, screen: Screen) -> None:
 def make_version_zero(run: Run, *, progress: StepProgress | None = None) -> WarmStarted:
     """Makes version 0 of every model group once: by a warm start, or from the models that the config names."""
     section = WarmStarted.STAGE if run.config.warmstart else "train"
-    watchdog = Watchdog(
-        run,
-        run.key(0, WarmStarted.STAGE),
-        timeout_s=(run.config.warmstart or run.config.train).stage_timeout_s,
-        timeout_key=f"{section}.stage_timeout_s",
-    )
+    watchdog = Watchdog.of_section(run, WarmStarted.STAGE, section)
     ref = watchdog.once(lambda lease: warmstart(run, progress=watchdog.reporting(progress)).to_json())
     return WarmStarted.from_json(ref)
 
@@ -58,21 +55,22 @@ def measure_team(
     run: Run, models: dict[str, ModelVersionRef], *, iteration: int, progress: Progress | None = None
 ) -> Measured | None:
     """Measures a team on the test tasks, once per iteration asked for; None where the config has no test tasks."""
-    from pipelines.evaluation.measure import measure_on_test_tasks
-
     if run.config.tasks.test is None:
         return None
-    watchdog = Watchdog(
-        run,
-        run.key(iteration, Measured.STAGE),
-        timeout_s=run.config.evaluate.stage_timeout_s,
-        timeout_key="evaluate.stage_timeout_s",
-        recover=end_collectors,
-    )
+    watchdog = Watchdog.of_section(run, Measured.STAGE, "evaluate", iteration=iteration, recover=end_collectors)
 
     def work(lease: Lease) -> dict[str, Any]:
         reporting = watchdog.reporting(progress)
-        return measure_on_test_tasks(run, models, iteration=iteration, progress=reporting).to_json()
+        played = play_team(run, models, run.tasks("test"), iteration=0, purpose=Purpose.TEST, progress=reporting)
+        return Measured(
+            score=played.score(run),
+            iteration=iteration,
+            outcomes={task: tuple(outcomes) for task, outcomes in played.outcomes.items()},
+            sampling_seconds=played.sampled.sampling_seconds,
+            num_tokens=played.sampled.num_tokens,
+            families=played.families,
+            control=play_control(run, played, progress=reporting),
+        ).to_json()
 
     return Measured.from_json(watchdog.once(work, alone=run.hold_engines()))
 

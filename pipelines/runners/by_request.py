@@ -46,12 +46,5 @@ def on_engines(run: Run, work: Callable[[], T], *, name: str, address: str, iter
     """Runs `work` while this process alone has the run's engines; it may take `times` as long as an evaluation."""
     connect.connect(address)
     with run.hold_engines():
-        timeout_s = times * run.config.evaluate.stage_timeout_s
-        watchdog = Watchdog(
-            run,
-            run.key(iteration, name),
-            timeout_s=timeout_s,
-            timeout_key="evaluate.stage_timeout_s",
-            recover=end_collectors,
-        )
+        watchdog = Watchdog.of_section(run, name, "evaluate", iteration=iteration, times=times, recover=end_collectors)
         return watchdog.watch(work)

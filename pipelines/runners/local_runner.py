@@ -18,6 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from pipelines.cluster.connect import connect
 from pipelines.config.run_config import RunConfig
 from pipelines.episodes.from_run import parse_source, pin_source
 from pipelines.report.inspect import root_option, show_command
@@ -28,12 +29,14 @@ from pipelines.run.disk import check_disk
 from pipelines.run.iteration import NotDone
 from pipelines.run.iterations import unfinished_iterations
 from pipelines.run.run import Run
+from pipelines.run.serving import start
 from pipelines.run.stored_runs import stored_run
 from pipelines.run.watchdog import Watchdog
 from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
 from pipelines.runners.lanes import walk
 from pipelines.stages.steps import complete, do_step
 from pipelines.stages.table import Step
+from pipelines.stages.train import trainer_of
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Collected, Decided, Measured, Trained
 from stores.types import ModelVersionRef
@@ -47,8 +50,6 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
 
     Returns the report. Raises ValueError for a run name that another config holds, before anything starts.
     """
-    from pipelines.cluster.connect import connect
-
     run = Run(config)
     wall = _Wall(run)
     run.begin()
@@ -103,8 +104,6 @@ def train_on_traces(
 
     `train_team` evaluates it afterwards, and continues the run. Returns the iteration and what `train` recorded by model group.
     """
-    from pipelines.cluster.connect import connect
-
     run = Run(config)
     parsed = parse_source(run, source, store)
     stored_run(parsed.run, parsed.store, is_read_only=True)  # an unknown one is refused before anything starts
@@ -121,9 +120,6 @@ def train_on_traces(
 
 def _start_workers(run: Run, todo: list[int], screen: Screen) -> None:
     """Starts the engines, then the trainers one after another: all at once is slower on a small machine."""
-    from pipelines.run.serving import start
-    from pipelines.stages.train import trainer_of
-
     models = _sampling_next(run, todo) if todo else run.trained(run.config.iterations)
     groups = list(run.config.model_groups)
     timeout_s = START_S + max(run.config.serve_config(group).start_timeout_s for group in groups)

@@ -22,6 +22,7 @@ from pipelines.monitoring.watching import (
     send_check,
 )
 from pipelines.release.by_hand import check_groups
+from pipelines.report.record import write_reports
 from pipelines.run.champions import champion_version
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
@@ -91,13 +92,7 @@ def _play_section(
     run: Run, team: Team, section: str, key: str, *, at: float, judged_as: int
 ) -> tuple[dict[str, Any], Window]:
     """Plays a set of tasks; returns the figures that are reported of it and its window."""
-    watchdog = Watchdog(
-        run,
-        run.key(0, f"watch-{section}"),
-        timeout_s=run.config.evaluate.stage_timeout_s,
-        timeout_key="evaluate.stage_timeout_s",
-        recover=end_collectors,
-    )
+    watchdog = Watchdog.of_section(run, f"watch-{section}", "evaluate", recover=end_collectors)
     tasks = run.tasks(section)
     work = partial(play_team, run, dict(team.models), tasks, iteration=0, purpose=Purpose.AD_HOC)
     on_occasion = partial(work, occasion=f"watch/{key}/{section}/{digest(tasks)}")
@@ -123,8 +118,6 @@ def _play_section(
 
 def _show(run: Run, version: int, result: dict[str, Any]) -> None:
     """Shows a check in MLflow (tags of the version, curves and `watch.json` of the run), Prometheus and the report."""
-    from pipelines.report.record import write_reports
-
     send_check(run, result)
     run.registry.show_watch(run.team_name, version, check_tags(result))
     run.tracker.log_metrics(check_metrics(result, prefix="watch/"), int(result["at"]), at=result["at"])

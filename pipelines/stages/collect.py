@@ -12,7 +12,7 @@ from pipelines.episodes.collector import end_collectors
 from pipelines.episodes.dynamic_sampling import refill
 from pipelines.episodes.from_run import adopt_traces
 from pipelines.episodes.from_service import served_group, take_served
-from pipelines.episodes.sampling import Sampled, sample_train_episodes
+from pipelines.episodes.sampling import Pass, Sampled, sample_episodes
 from pipelines.episodes.variants import play_variants
 from pipelines.run.iteration import Iteration
 from pipelines.run.run import Run
@@ -32,19 +32,16 @@ def collect(call: StageCall) -> Collected:
     serve(run, iteration.models)
     team_spec = run.team_spec(iteration.models, iteration=number)
     tasks = iteration_tasks(run, iteration)
-    sampled = sample_train_episodes(
-        run,
-        number,
-        tasks,
-        team_spec=team_spec,
-        num_enough=settings.tasks_per_iteration if settings.may_stop_early else None,
-        progress=progress,
+    num_enough = settings.tasks_per_iteration if settings.may_stop_early else None
+    by = Pass.of(run, team_spec, iteration=number)
+    sampled = sample_episodes(
+        tasks, by, episodes_per_task=settings.episodes_per_task, num_enough=num_enough, progress=progress
     )
     # Each pass pins all that the passes before it pinned, so that the last one's ref is the iteration's.
     passes = [sampled]
     groups = {"wanted": settings.tasks_per_iteration, "planned": len(tasks), "done": len(sampled.groups)}
     if settings.dynamic_sampling is not None:
-        refilled = refill(run, number, tasks, sampled, team_spec=team_spec, progress=progress)
+        refilled = refill(run, tasks, sampled, by, progress=progress)
         passes += refilled.passes
         groups |= refilled.counts
     served = None
@@ -52,7 +49,7 @@ def collect(call: StageCall) -> Collected:
         served = take_served(run, number, team_spec=team_spec, models=iteration.models)
         passes.append(_with_served(run, number, passes[-1]))
     if settings.variants is not None:
-        passes.append(play_variants(run, number, passes, team_spec=team_spec, progress=progress))
+        passes.append(play_variants(run, passes, by, progress=progress))
     return Collected(
         traces=passes[-1].traces,
         policy_versions=team_spec.policy_versions,

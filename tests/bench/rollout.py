@@ -16,13 +16,13 @@ from statistics import median
 from typing import Any
 
 from pipelines.cluster.connect import connect
-from pipelines.episodes.sampling import sample_episodes
+from pipelines.episodes.sampling import Pass, sample_episodes
 from pipelines.run.cpu_threads import engine_threads
 from pipelines.run.run import Run
-from pipelines.run.serving import app_names, capacities, start
+from pipelines.run.serving import app_names, start
 from pipelines.runners.begin import make_version_zero
 from serve_apps.policy.engine_settings import engine_environment
-from stores.types import Purpose, TracesRef
+from stores.types import TracesRef
 from tests.bench.figures import Figure
 from tests.bench.peer import Peer
 from tests.bench.setting import SHORT_WARMSTART, build_100m, open_run, pretrained
@@ -82,16 +82,8 @@ def _measure(
             began = time.perf_counter()
             sampled = sample_episodes(
                 run.tasks("train")[:num_tasks],
-                run_id=run.run_id,
-                iteration=iteration,
-                purpose=Purpose.TRAIN,
-                team_spec=run.team_spec(models),
-                apps=app_names(run),
-                capacity=capacities(run),
-                store=run.traces,
-                config=run.config.collect,
+                Pass.of(run, run.team_spec(models), iteration=iteration),
                 episodes_per_task=episodes_per_task,
-                seed=run.config.seed,
             )
             seconds = time.perf_counter() - began
             waves = Path(run.folder) / f"waves-{iteration}.json"

@@ -61,13 +61,7 @@ def compare_with_one(run: Run, *, address: str = "", screen: Screen) -> dict[str
     check(config)
     train_team(config, address=address, screen=screen)
     alone = Run(config)
-    watchdog = Watchdog(
-        alone,
-        alone.key(0, "compare"),
-        timeout_s=2 * config.evaluate.stage_timeout_s,
-        timeout_key="evaluate.stage_timeout_s",
-        recover=end_collectors,
-    )
+    watchdog = Watchdog.of_section(alone, "compare", "evaluate", times=2, recover=end_collectors)
     with alone.hold_engines():
         found = watchdog.watch(partial(_compare, run, alone, before, after))
     write_file(comparison_place(run), json.dumps(found, indent=2).encode())

@@ -12,15 +12,14 @@ from dataclasses import asdict
 from typing import Any
 
 from pipelines.credit.rule import worst_outcome
-from pipelines.episodes.sampling import Progress, play_specs
+from pipelines.episodes.sampling import Pass, Progress, play_specs
 from pipelines.evaluation.teams import Models
 from pipelines.extensions.why.decisive_turn import find_decisive_turn
 from pipelines.extensions.why.lost_tasks import LostTasks, lost_episodes
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit
-from pipelines.run.serving import app_names, capacities, serve
+from pipelines.run.serving import serve
 from pipelines.runners.by_request import on_engines
-from serve_apps.episode.team import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec, Script
 from stores.traces.explanations import Explanation, keep_explanation
 from stores.types import Purpose, Trace
@@ -144,10 +143,11 @@ class _Replays:
     def __init__(self, run: Run, trace: Trace, models: Models, progress: Progress | None) -> None:
         self._run, self._trace, self._progress = run, trace, progress
         # A round is a few episodes: what failed outside of the team is left out, and the turn's values say how many are left.
-        self._config = run.config.collect.model_copy(update={"max_failed_share": 1.0})
+        config = run.config.collect.model_copy(update={"max_failed_share": 1.0})
         # Only what is trained on is played with swapped agents.
         iteration = trace.iteration if trace.purpose is Purpose.TRAIN else 0
-        self._team: TeamSpec = run.team_spec(models, iteration=iteration, occasion=f"why/{trace.episode_id}")
+        team = run.team_spec(models, iteration=iteration, occasion=f"why/{trace.episode_id}")
+        self._pass = Pass.of(run, team, iteration=0, purpose=Purpose.AD_HOC, config=config)
         (reward,) = assign_credit(run, [trace])
         self.outcome = reward.outcome
         self._worst = min(0.0, worst_outcome(run.credit))
@@ -167,15 +167,9 @@ class _Replays:
     def __call__(self, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
         """Plays what is not stored yet; see `decisive_turn.Replays`."""
         agents = {turn.turn_index: turn.agent for turn in self._trace.turns}
-        where: dict[str, Any] = {
-            "run_id": self._run.run_id,
-            "iteration": 0,
-            "purpose": Purpose.AD_HOC,
-            "team_key": self._team.team_key,
-        }
         specs = {
             (index, number): EpisodeSpec(
-                **where,
+                **self._pass.where,
                 task=self._trace.task,
                 episode_index=self._trace.episode_index,
                 run_seed=self._run.config.seed,
@@ -185,16 +179,7 @@ class _Replays:
             )
             for index, number in wanted
         }
-        sampled = play_specs(
-            list(specs.values()),
-            where=where,
-            team_spec=self._team,
-            apps=app_names(self._run),
-            capacity=capacities(self._run),
-            store=self._run.traces,
-            config=self._config,
-            progress=self._progress,
-        )
+        sampled = play_specs(list(specs.values()), self._pass, progress=self._progress)
         by_id = {t.episode_id: t for t in self._run.traces.read_traces(sampled.traces)}
         done = {key: by_id[spec.episode_id] for key, spec in specs.items() if spec.episode_id in by_id}
         done = {key: trace for key, trace in done.items() if trace.is_outcome and not trace.is_version_mixed}

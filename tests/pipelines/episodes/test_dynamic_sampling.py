@@ -15,9 +15,9 @@ import pytest
 from records import MakeTrace
 
 from pipelines.config.run_config import load_config
-from pipelines.episodes import sampling
+from pipelines.episodes import dynamic_sampling
 from pipelines.episodes.dynamic_sampling import Refilled, refill
-from pipelines.episodes.sampling import Sampled
+from pipelines.episodes.sampling import Pass, Sampled
 from pipelines.run.run import Run
 from pipelines.stages.collect import iteration_tasks
 from serve_apps.episode_spec import EpisodeSpec
@@ -57,13 +57,13 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTrace
         run.open()
         played: list[str] = []
 
-        def sample(tasks: Sequence[Task], **more: Any) -> Sampled:
+        def sample(tasks: Sequence[Task], of: Pass, **more: Any) -> Sampled:
             where = {"run_id": run.run_id, **KEY}
             stored = set(run.traces.stored_episodes(**where)["episode_id"].to_pylist())
             groups, num_new = [], 0
             for task in tasks:
                 for index in range(more["episodes_per_task"]):
-                    spec = EpisodeSpec(**where, task=task, episode_index=index, run_seed=more["seed"])
+                    spec = EpisodeSpec(**where, task=task, episode_index=index, run_seed=of.seed)
                     groups.append(spec.group_id)
                     if spec.episode_id in stored:
                         continue
@@ -89,7 +89,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTrace
                 tasks_left=(),
             )
 
-        monkeypatch.setattr(sampling, "sample_episodes", sample)
+        monkeypatch.setattr(dynamic_sampling, "sample_episodes", sample)
         run.__dict__["sample"] = sample
         return run, played
 
@@ -98,9 +98,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTrace
 
 def collected(run: Run) -> Refilled:
     """What `collect` does with it."""
-    tasks, settings = iteration_tasks(run, 1), run.config.collect
-    first = run.__dict__["sample"](tasks, episodes_per_task=settings.episodes_per_task, seed=run.config.seed)
-    return refill(run, 1, tasks, first, team_spec=TEAM_SPEC)
+    tasks, settings = iteration_tasks(run, run.iteration(1)), run.config.collect
+    by = Pass.of(run, TEAM_SPEC, iteration=1)
+    first = run.__dict__["sample"](tasks, by, episodes_per_task=settings.episodes_per_task)
+    return refill(run, tasks, first, by)
 
 
 def pinned_tasks(run: Run, refilled: Refilled) -> dict[str, int]:
@@ -136,7 +137,7 @@ def test_a_killed_collect_comes_to_the_end_of_one_that_was_not(start: Start) -> 
 def test_refills_are_bounded(start: Start) -> None:
     run, played = start("run", dynamic_sampling={"max_refills": 1})
     refilled = collected(run)
-    first = sum(teaches(task) for task in iteration_tasks(run, 1))
+    first = sum(teaches(task) for task in iteration_tasks(run, run.iteration(1)))
     assert len(set(played)) == 6 + (6 - first) and refilled.counts["refills"] == 1
     assert first <= refilled.counts["done"] < 6
 

@@ -18,7 +18,7 @@ from test_watchdog import KEY, fake_run, stacks_of
 from pipelines.cluster.stack_dumps import processes_of
 from pipelines.config.sections import BudgetConfig, CollectConfig
 from pipelines.episodes.collector import end_collectors
-from pipelines.episodes.sampling import InfrastructureFailures, PromptsTooLong, Sampled, sample_episodes
+from pipelines.episodes.sampling import InfrastructureFailures, Pass, PromptsTooLong, Sampled, sample_episodes
 from pipelines.run.run import plain
 from pipelines.run.watchdog import StageHung, Watchdog
 from serve_apps.config import CallConfig, EpisodeConfig, TelemetryConfig
@@ -79,8 +79,7 @@ def sample(store: TraceStore, app: str, model: Path, chosen: list[Task], config:
         team_key="team",
         limits=LIMITS,
     )
-    return sample_episodes(
-        chosen,
+    by = Pass(
         run_id="run",
         iteration=1,
         purpose=Purpose.TRAIN,
@@ -89,10 +88,9 @@ def sample(store: TraceStore, app: str, model: Path, chosen: list[Task], config:
         capacity={app: 64},
         store=store,
         config=config,
-        episodes_per_task=SIZE,
         seed=0,
-        **more,
     )
+    return sample_episodes(chosen, by, episodes_per_task=SIZE, **more)
 
 
 def sizes(store: TraceStore, sampled: Sampled) -> dict[str, int]:

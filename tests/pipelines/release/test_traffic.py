@@ -151,7 +151,9 @@ def test_a_step_decides_nothing_by_what_was_answered_before_it(monkeypatch: pyte
     """The replica is on nobody's list when the step begins, as a change of the route has it."""
     both = [{"team": "demo", "team_version": v, "sums": tally(answers(np.random.default_rng(v), 300))} for v in (1, 2)]
     looks = iter([[]])
-    monkeypatch.setattr(traffic.production, "gateway_answers", lambda _: next(looks, [{"replica": "a", "figures": both}]))
+    monkeypatch.setattr(
+        traffic.production, "gateway_answers", lambda _: next(looks, [{"replica": "a", "figures": both}])
+    )
     in_place = SimpleNamespace(candidate=SimpleNamespace(team_version=2))
     monkeypatch.setattr(traffic.production, "deployed_route", lambda _: in_place)
     config = CONFIG.model_copy(update={"step_timeout_s": 0.3, "poll_s": 0.02})

@@ -14,13 +14,11 @@ from records import MakeTrace
 
 from pipelines.cluster import connect
 from pipelines.config.run_config import load_config
-from pipelines.episodes.sampling import Sampled
+from pipelines.episodes.sampling import Pass, Sampled
 from pipelines.evaluation import played as played_module
 from pipelines.monitoring import served_windows
 from pipelines.run.run import Run
-from serve_apps.episode.team import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
-from stores.traces.store import TraceStore
 from stores.types import ModelVersionRef, Task, TracesRef
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
@@ -53,13 +51,12 @@ def by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTra
 def fake_sampler(make_trace: MakeTrace, played: Played) -> Callable[..., Sampled]:
     """`sample_episodes` without engines: what is stored under its key is kept."""
 
-    def sample(tasks: Sequence[Task], *, team_spec: TeamSpec, store: TraceStore, seed: int, **more: Any) -> Sampled:
-        where = {name: more[name] for name in ("run_id", "iteration", "purpose")} | {"team_key": team_spec.team_key}
+    def sample(tasks: Sequence[Task], of: Pass, **more: Any) -> Sampled:
         for task in tasks:
-            spec = EpisodeSpec(**where, task=task, episode_index=0, run_seed=seed)
-            trace = replace(make_trace(**where), episode_id=spec.episode_id, task=task, answer="5")
-            played[task.task_id] = played.get(task.task_id, 0) + store.write_episodes([trace])
-        return sampled_as(store.pin_episodes(**where))
+            spec = EpisodeSpec(**of.where, task=task, episode_index=0, run_seed=of.seed)
+            trace = replace(make_trace(**of.where), episode_id=spec.episode_id, task=task, answer="5")
+            played[task.task_id] = played.get(task.task_id, 0) + of.store.write_episodes([trace])
+        return sampled_as(of.store.pin_episodes(**of.where))
 
     return sample
 

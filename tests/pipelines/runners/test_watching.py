@@ -21,6 +21,7 @@ from pipelines.cli.main import app
 from pipelines.cluster import connect
 from pipelines.cluster.observe import check_points
 from pipelines.config.run_config import load_config
+from pipelines.episodes.sampling import Pass
 from pipelines.evaluation import played as played_module
 from pipelines.monitoring import served_windows
 from pipelines.monitoring.episode_metrics import Estimate, Window
@@ -198,8 +199,8 @@ def watched(by_hand: tuple[Run, Any], monkeypatch: pytest.MonkeyPatch) -> Run:
 def answer_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = played_module.sample_episodes
 
-    def wrong(tasks: list[Task], **more: Any) -> Any:
-        return sampled([replace(task, answers=("6",)) for task in tasks], **more)
+    def wrong(tasks: list[Task], of: Pass, **more: Any) -> Any:
+        return sampled([replace(task, answers=("6",)) for task in tasks], of, **more)
 
     monkeypatch.setattr(played_module, "sample_episodes", wrong)
 

@@ -14,16 +14,14 @@ from stage_records import call, finish
 from tiers import each_push
 
 from pipelines.config.run_config import load_config
-from pipelines.episodes.sampling import Sampled
+from pipelines.episodes.sampling import Pass, Sampled
 from pipelines.evaluation import played as played_module
 from pipelines.run.run import Run, plain
 from pipelines.runners.schedule import champion_accuracy
 from pipelines.stages import evaluate
 from pipelines.stages.promote import promote
-from serve_apps.episode.team import TeamSpec
 from serve_apps.episode_spec import EpisodeSpec
 from stores.journal.stage_results import Decided, Evaluated
-from stores.traces.store import TraceStore
 from stores.types import Cause, EpisodeStatus, ModelVersionRef, Task, Trace
 
 pytestmark = pytest.mark.test
@@ -88,10 +86,8 @@ class Scene:
         self.evaluations.append(team.evaluation)
         return 6
 
-    def sample(
-        self, tasks: Sequence[Task], *, team_spec: TeamSpec, store: TraceStore, seed: int, **more: Any
-    ) -> Sampled:
-        where = {name: more[name] for name in ("run_id", "iteration", "purpose")} | {"team_key": team_spec.team_key}
+    def sample(self, tasks: Sequence[Task], of: Pass, **more: Any) -> Sampled:
+        where, team_spec, store, seed = of.where, of.team_spec, of.store, of.seed
         traces: list[Trace] = []
         for task in tasks:
             spec = EpisodeSpec(**where, task=task, episode_index=0, run_seed=seed)
