@@ -26,7 +26,7 @@ from pipelines.cli.options import (
 
 if TYPE_CHECKING:
     from pipelines.run.run import Run
-    from serve_apps.gateway.traffic.shared_port import Change
+    from serve_apps.gateway.routes import Change
     from stores.registry.team import Team
 
 Reason = Annotated[str, typer.Option(help="The reason, for the history of champions.")]
@@ -281,7 +281,7 @@ def key(
     revoke: Annotated[bool, typer.Option("--revoke", help="Removes the key of this name instead.")] = False,
 ) -> None:
     """Make an API key for the gateway, which is shown once and stored as a hash, or revoke one. It takes effect within seconds."""
-    from serve_apps.gateway.traffic.api_keys import SCOPES, make_key, read_keys, write_keys
+    from serve_apps.gateway.traffic.callers import SCOPES, make_key, read_keys, write_keys
 
     scopes = tuple(scope or ["call"])
     if unknown := [s for s in scopes if s not in SCOPES]:

@@ -18,9 +18,8 @@ from pipelines.run.champions import hold_promotion, set_champion
 from pipelines.run.kept_weights import STATE_FILE
 from pipelines.run.run import Run, plain
 from pipelines.run.serving import app_names, serve, start
-from serve_apps.gateway.routes import check_settings, gateway_statuses, gateway_teams, route
+from serve_apps.gateway.routes import Change, check_settings, gateway_statuses, gateway_teams, route
 from serve_apps.gateway.traffic.peer_replicas import Status
-from serve_apps.gateway.traffic.shared_port import Change
 from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute, TeamStores
 from serve_apps.policy.deployment import set_low_priority
 from stores.journal.journal import Lease

@@ -22,8 +22,8 @@ from ray import serve
 
 from serve_apps.config import GatewayPortConfig
 from serve_apps.gateway.calls.episodes import GatewayEpisodes
+from serve_apps.gateway.http.connections import DRAIN_S, make_server
 from serve_apps.gateway.http.http_api import build_api
-from serve_apps.gateway.http.http_server import DRAIN_S, make_server
 from serve_apps.gateway.traffic.peer_replicas import ServePeers
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.shadowing import ServePlayer

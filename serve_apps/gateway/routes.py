@@ -1,4 +1,11 @@
-"""routes: the route of a team -> a gateway whose every replica follows it."""
+"""routes: the route of a team -> a gateway whose every replica follows it.
+
+    gateway section of a run config ─┬─ of_team ──> travels with the team's route, and concerns no other team
+                                     └─ of_port ──> the port's, as long as no other team is on it; then it must be the same
+
+What a port has is decided here, in `settled`. No team loses a protection because another one was deployed, or because its own next
+config says nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +14,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import ValidationError
 from ray import serve
 
 from serve_apps.config import GatewayConfig, GatewayPortConfig, GatewayTeamConfig
 from serve_apps.gateway.app import app_name, gateway_entry, shadows_name, user_config
 from serve_apps.gateway.shadow.shadows_app import shadows_entry
-from serve_apps.gateway.traffic.shared_port import Change, settled
 from serve_apps.gateway.traffic.teams import TeamRoute, parse_teams
 from serve_apps.policy.app_list import Apps, deployed_apps, open_list, with_user_config
 from serve_apps.policy.app_list import change as change_list
@@ -24,6 +31,10 @@ from stores.journal.waiting import waiting
 
 logger = logging.getLogger(__name__)
 
+Change = Literal["none", "compatible", "any"]
+"""What a new route may change of the gateway's settings. `none`: a team that is there keeps its own and the port's, as for a promotion.
+`compatible`: what takes nothing from anybody. `any`: what was asked for by name, with `troupe serve --replace-gateway`."""
+OPTION = "--replace-gateway"
 POLL_S = 0.05
 STATUS_TIMEOUT_S = 10.0
 
@@ -49,7 +60,7 @@ def gateway_statuses(config: GatewayConfig) -> list[dict[str, Any]]:
 
 
 def check_settings(config: GatewayConfig, name: str, *, change: Change) -> None:
-    """Raises ValueError where team `name` may not be deployed with this config: see `shared_port`."""
+    """Raises ValueError where team `name` may not be deployed with this config: see `settled`."""
     _settled(_entry(config), config, name, change)
 
 
@@ -195,15 +206,11 @@ def _entry(config: GatewayConfig) -> dict[str, Any] | None:
 
 
 def _teams_of(entry: Mapping[str, Any]) -> dict[str, TeamRoute]:
-    """Returns the routes in an entry. Lists that are kept from before teams had settings have those of all teams in `args`."""
-    of_all = {name: value for name, value in entry["args"].items() if name in GatewayTeamConfig.model_fields}
-    teams = entry["deployments"][0]["user_config"]["teams"]
-    return parse_teams({"teams": {name: {"settings": of_all, **team} for name, team in teams.items()}})
+    return parse_teams(entry["deployments"][0]["user_config"])
 
 
 def _port_of(entry: Mapping[str, Any]) -> GatewayPortConfig:
-    args = {name: value for name, value in entry["args"].items() if name not in GatewayTeamConfig.model_fields}
-    return GatewayPortConfig.model_validate(args)
+    return GatewayPortConfig.model_validate(entry["args"])
 
 
 def _settled(
@@ -214,3 +221,69 @@ def _settled(
     running = None if entry is None else _port_of(entry)
     teams = {} if entry is None else {other: team_route.settings for other, team_route in _teams_of(entry).items()}
     return settled(config, name, running=running, teams=teams, change=change)
+
+
+def settled(
+    config: GatewayConfig,
+    name: str,
+    *,
+    running: GatewayPortConfig | None,
+    teams: Mapping[str, GatewayTeamConfig],
+    change: Change,
+) -> tuple[GatewayPortConfig, GatewayTeamConfig]:
+    """Returns the settings of the port and of team `name` on it; ValueError where the team's config may not have them.
+
+    Args:
+        config: of the team.
+        running: the settings of the port now; None: nobody is on it.
+        teams: the settings of all teams that are on it now, perhaps of this one, too.
+    """
+    if running is None:
+        return config.of_port, config.of_team
+    before, others = teams.get(name), {other: settings for other, settings in teams.items() if other != name}
+    if change == "none" and before is not None:
+        return running, before
+    if change != "any":
+        _refuse_other_port(config, name, running, others)
+        _refuse_lost_protection(name, before or GatewayTeamConfig(), config.of_team)
+    for other, settings in others.items():
+        try:
+            GatewayConfig(**_fields(config.of_port), **_fields(settings))
+        except ValidationError as error:
+            reason = str(error.errors()[0]["msg"])
+            raise ValueError(
+                f"team {other!r} shares gateway.port = {config.port}, and cannot stay there with the settings of team {name!r}: {reason}"
+            ) from None
+    return config.of_port, config.of_team
+
+
+def _refuse_other_port(
+    config: GatewayConfig, name: str, running: GatewayPortConfig, others: Mapping[str, GatewayTeamConfig]
+) -> None:
+    now = _fields(running)
+    different = {field: value for field, value in _fields(config.of_port).items() if value != now[field]}
+    if others and different:
+        shown = "; ".join(
+            f"gateway.{field} = {asked!r}, and {now[field]!r} there" for field, asked in different.items()
+        )
+        raise ValueError(
+            f"team {name!r} would share gateway.port = {config.port} with {', '.join(map(repr, sorted(others)))}, and asks for other "
+            f"settings of the port: {shown}. Set the same, take another gateway.port, or replace them for all teams with {OPTION}"
+        )
+
+
+def _refuse_lost_protection(name: str, before: GatewayTeamConfig, after: GatewayTeamConfig) -> None:
+    if before.keys_file and not after.keys_file:
+        raise ValueError(
+            f"team {name!r} is served with gateway.keys_file = {before.keys_file}, and this config has none: everybody could ask it. "
+            f"Set gateway.keys_file, or say {OPTION}"
+        )
+    if before.capture.redact and not after.capture.redact:
+        raise ValueError(
+            f"team {name!r} is served with gateway.capture.redact ({', '.join(before.capture.redact)}), and this config has none: what it "
+            f"replaces would be stored. Set gateway.capture.redact, or say {OPTION}"
+        )
+
+
+def _fields(settings: GatewayPortConfig | GatewayTeamConfig) -> dict[str, Any]:
+    return {field: getattr(settings, field) for field in type(settings).model_fields}

@@ -1,1 +1,1 @@
-"""HTTP as our own servers speak it."""
+"""HTTP as our own servers speak it, and as servers of others are asked."""

@@ -6,7 +6,7 @@ a request and its prompt    ──> AnswerReader     how those of this prompt ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -88,6 +88,24 @@ class AnswerReader:
         """
         thoughts, said = self.thoughts.split(text, is_growing=True)
         return thoughts or "", said[: self.tools.first_call(said)]
+
+    def logprobs(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[Mapping[int, float]] = ()
+    ) -> dict[str, Any]:
+        """Returns the logprobs of tokens in OpenAI's form; -9999 stands for minus infinity, which JSON does not have.
+
+        Args: top: at each position the likeliest tokens, where they were asked for.
+        """
+
+        def of(token: int, logprob: float) -> dict[str, Any]:
+            text = self.tools.tokenizer.token_text(token)
+            return {"token": text, "logprob": max(float(logprob), -9999.0), "bytes": list(text.encode())}
+
+        content = [
+            {**of(token, logprob), "top_logprobs": [of(*other) for other in top[i].items()] if top else []}
+            for i, (token, logprob) in enumerate(zip(token_ids, logprobs, strict=True))
+        ]
+        return {"content": content, "refusal": None}
 
     def usage(self, completions: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Returns what OpenAI's `usage` says about the thoughts in completions, each given as its token ids."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from serve_apps.openai_api.protocol import Body
+from serve_apps.chat.tokenizer import ChatTokenizer, PromptSettings
+from serve_apps.openai_api.protocol import MAX_ECHO, ApiError, Body
 from serve_apps.openai_api.sampling_fields import JsonSchema, SamplingFields, Whole
 
 MAX_MESSAGES = 4096
@@ -240,6 +242,14 @@ class ChatRequest(SamplingFields):
         """Whether the answer must be a tool call."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
+    def prompt_settings(self, tokenizer: ChatTokenizer) -> PromptSettings:
+        """Returns how the model's template shows the messages; variables that it does not have are left out."""
+        return PromptSettings(
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            variables=tokenizer.known_variables(self.template_variables),
+        )
+
     @property
     def template_variables(self) -> dict[str, Any]:
         """The variables that the chat template is given beside messages and tools."""
@@ -270,3 +280,19 @@ class ChatRequest(SamplingFields):
                 yield from (("messages.content", part) for part in message.content)
         for tool in self.tools or []:
             yield from (("tools", tool), ("tools.function", tool.function))
+
+
+@contextmanager
+def refusals_of_template() -> Iterator[None]:
+    """Turns an error of the work inside into ApiError 400.
+
+    A template is a program of somebody else, which reads what a caller sent: messages, tools, variables of any type. It may
+    raise anything, and that is no fault of the gateway or of the team that answers.
+    """
+    try:
+        yield
+    except Exception as error:
+        why = str(error)[:MAX_ECHO] or type(error).__name__
+        raise ApiError(
+            400, f"the chat template refuses these messages: {why}", code="invalid_value", param="messages"
+        ) from error

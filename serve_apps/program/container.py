@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_apps.program.process import TAIL, ProgramError, inherited
+from serve_apps.program.process import TAIL, ProgramError, inherited, started
 from serve_apps.program.server import FORWARDED_PORT, SOCKET_NAME
 
 FORWARDER = Path(__file__).with_name("forward.py")
@@ -93,18 +93,7 @@ class Container:
     async def _forwarding(self, name: str, folder: Path, environment: Mapping[str, str]) -> AsyncIterator[str]:
         shutil.copy(FORWARDER, folder)
         command = self.forwarder_command(name, folder)
-        pipe = asyncio.subprocess.PIPE
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                env=inherited() | dict(environment),
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ProgramError(f"{command[0]!r} did not start: {error.strerror or error}") from None
+        process = await started(command, environment=environment)
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         try:
             if (await process.stdout.readline()).strip() != b"ready":

@@ -21,19 +21,16 @@ from pydantic import Field
 from serve_apps.authoring.contracts import Parsed
 from serve_apps.authoring.workflow import SCORE, Outcome
 from serve_apps.chat.long_texts import worked_on
-from serve_apps.chat.tokenizer import PromptSettings
 from serve_apps.episode.recorder import Prompt, Recorder
 from serve_apps.episode.runner import CONTEXT_EXHAUSTED
 from serve_apps.openai_api.answer_reader import AnswerReader
-from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.chat_request import ChatRequest, refusals_of_template
 from serve_apps.openai_api.constraints import prepared_constraint
 from serve_apps.openai_api.kept_responses import KeptResponses
 from serve_apps.openai_api.protocol import ApiError, Metadata, RequestBody
-from serve_apps.openai_api.template_refusals import refusals_of_template
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
-from serve_apps.program.answers import answer_body
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
-from stores.types import Turn
+from stores.types import FinishReason, Turn
 
 TURN_LIMIT = "turn_limit"
 """The stop reason of an episode whose program asked for more turns than it may have."""
@@ -183,11 +180,7 @@ class ProgramEpisode:
         messages = own.introduced([message.for_template() for message in request.messages])
         results = self._note_tool_answers(agent, request)
         conversations = self._conversations.setdefault(agent, Conversations(tokenizer))
-        settings = PromptSettings(
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            variables=tokenizer.known_variables(request.template_variables),
-        )
+        settings = request.prompt_settings(tokenizer)
         with refusals_of_template():
             prompt = await worked_on(
                 request.num_characters,
@@ -224,7 +217,7 @@ class ProgramEpisode:
         for call in message.get("tool_calls", ()):
             of = call["function"]
             self._asked[call["id"]] = _Asked(agent, of["name"], of["arguments"], turn.turn_index, now)
-        return answer_body(self.id, request, turn, message, reader)
+        return _answer_body(self.id, request, turn, message, reader)
 
     def _count(self) -> None:
         """Counts one more call; ApiError where that is too many."""
@@ -288,6 +281,32 @@ class ProgramEpisode:
                 )
                 unread[message.tool_call_id or ""] = index
         return {i: unread[i] for message in request.messages if (i := message.tool_call_id or "") in unread}
+
+
+def _answer_body(
+    episode_id: str, request: ChatRequest, turn: Turn, message: Mapping[str, Any], reader: AnswerReader
+) -> dict[str, Any]:
+    """Returns the chat completion that answers a request. Args: message: the assistant's message of the turn."""
+    reason = "length" if turn.finish_reason is FinishReason.LENGTH else "stop"
+    if reason == "stop" and "tool_calls" in message:
+        reason = "tool_calls"
+    logprobs = reader.logprobs(turn.completion_token_ids, turn.rollout_logprobs) if request.logprobs else None
+    num_prompt, num_completion = len(turn.prompt_token_ids), len(turn.completion_token_ids)
+    return {
+        "id": f"chatcmpl-{episode_id}-{turn.turn_index}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": request.model,
+        "system_fingerprint": f"{turn.model_group}@{turn.policy_version}",
+        "choices": [{"index": 0, "message": dict(message), "finish_reason": reason, "logprobs": logprobs}],
+        "usage": {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
+            **reader.usage([turn.completion_token_ids]),
+        },
+        "troupe": {"agent": turn.agent, "turn": turn.turn_index, "temperature": turn.sampling.temperature},
+    }
 
 
 def _refuse_other_sampling(request: ChatRequest) -> None:

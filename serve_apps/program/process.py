@@ -37,6 +37,28 @@ def inherited() -> dict[str, str]:
     return {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 
 
+async def started(
+    command: Sequence[str], *, environment: Mapping[str, str], folder: str | None = None, has_stdin: bool = True
+) -> asyncio.subprocess.Process:
+    """Starts a command in a process group of its own, with pipes. ProgramError where it does not start.
+
+    Args: environment: all variables that it gets, beside PATH and HOME.
+    """
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            env=inherited() | dict(environment),
+            cwd=folder,
+            stdin=asyncio.subprocess.PIPE if has_stdin else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=MAX_OUTPUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ProgramError(f"{command[0]!r} did not start: {error.strerror or error}") from None
+
+
 async def run_process(
     command: Sequence[str], *, environment: Mapping[str, str], stdin: str | None, folder: str | None
 ) -> Ended:
@@ -44,18 +66,7 @@ async def run_process(
 
     Args: environment: all variables that it gets, beside PATH and HOME.
     """
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=inherited() | dict(environment),
-            cwd=folder,
-            stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ProgramError(f"{command[0]!r} did not start: {error.strerror or error}") from None
+    process = await started(command, environment=environment, folder=folder, has_stdin=stdin is not None)
     assert process.stdout is not None and process.stderr is not None
     leftovers = asyncio.create_task(_end_leftovers(process))
     try:

@@ -9,18 +9,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
 
+from serve_apps.openai_api.answer_reader import REASONING_KEYS
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import STREAM, unless_gone
 from serve_apps.openai_api.response_events import event_text, response_events
 from serve_apps.openai_api.responses import ResponsesRequest, chat_of, response_of
-from serve_apps.program.answers import as_chunks
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 
 
@@ -49,7 +49,7 @@ def episode_routes(episodes: Episodes, *, route_class: type[APIRoute] = APIRoute
         if not body.stream:
             return JSONResponse(answer, headers=episode.headers)
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        events = _events(as_chunks(answer, with_usage=with_usage))
+        events = _events(_as_chunks(answer, with_usage=with_usage))
         return StreamingResponse(events, media_type=STREAM, headers=episode.headers)
 
     async def responded(episode: ProgramEpisode, agent: str, body: ResponsesRequest, request: Request) -> Response:
@@ -61,7 +61,7 @@ def episode_routes(episodes: Episodes, *, route_class: type[APIRoute] = APIRoute
             episode.responses.add(response["id"], agent, [*earlier, *body.items, *response["output"]])
         if not body.stream:
             return JSONResponse(response, headers=episode.headers)
-        events = response_events(body, _each(as_chunks(reply, with_usage=True)))
+        events = response_events(body, _each(_as_chunks(reply, with_usage=True)))
         return StreamingResponse(_named(events), media_type=STREAM, headers=episode.headers)
 
     @routes.post("/responses")
@@ -121,3 +121,25 @@ async def _each(chunks: list[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
 async def _named(events: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
     async for event in events:
         yield event_text(event)
+
+
+def _as_chunks(body: Mapping[str, Any], *, with_usage: bool) -> list[dict[str, Any]]:
+    """Returns a whole answer as the chunks of `stream: true`: a turn is recorded first and streamed afterwards."""
+    (choice,) = body["choices"]
+    message = choice["message"]
+    envelope = {k: v for k, v in body.items() if k not in ("choices", "usage", "object")}
+    envelope["object"] = "chat.completion.chunk"
+    thoughts = {key: message[key] for key in REASONING_KEYS if key in message}
+    parts: list[dict[str, Any]] = [{"role": "assistant", **thoughts, "content": message["content"] or ""}]
+    if calls := message.get("tool_calls"):
+        parts.append({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
+    chunks = [
+        {**envelope, "choices": [{"index": 0, "delta": part, "finish_reason": None, "logprobs": None}]}
+        for part in parts
+    ]
+    chunks[0]["choices"][0]["logprobs"] = choice["logprobs"]
+    last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"], "logprobs": None}
+    chunks.append({**envelope, "choices": [last]})
+    if with_usage:
+        chunks.append({**envelope, "choices": [], "usage": body["usage"]})
+    return chunks

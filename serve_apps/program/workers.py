@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from serve_apps.program.process import MAX_OUTPUT, TAIL, ProgramError, inherited
+from serve_apps.program.process import MAX_OUTPUT, TAIL, ProgramError, started
 
 IDLE_S = 60.0
 
@@ -91,19 +91,7 @@ class Workers:
         return None
 
     async def _start(self) -> Worker:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                env=inherited() | self._environment,
-                cwd=self._folder,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                limit=MAX_OUTPUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ProgramError(f"{self._command[0]!r} did not start: {error.strerror or error}") from None
+        process = await started(self._command, environment=self._environment, folder=self._folder)
         worker = Worker(process=process)
         worker.reading = asyncio.ensure_future(worker.read_errors())
         return worker

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.telemetry import names
 from serve_apps.telemetry.export import current_export
-from serve_apps.telemetry.spans import NO_SPAN, Attributes, Kind, LiveSpan, Span, open_span
-from serve_apps.telemetry.texts import as_json, messages
+from serve_apps.telemetry.spans import NO_SPAN, Attributes, Kind, LiveSpan, Span, as_json, messages, open_span
 from stores.types import SOUND, ToolCall, Trace, Turn
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 PROVIDER = "troupe"
 """The value of `gen_ai.provider.name`: who takes the model calls."""
 
-CHAT, TEXT_COMPLETION = "chat", "text_completion"
+CHAT = "chat"
 INVOKE_AGENT, INVOKE_WORKFLOW, EXECUTE_TOOL = "invoke_agent", "invoke_workflow", "execute_tool"
 
 OPERATION_NAME = "gen_ai.operation.name"
@@ -34,8 +34,6 @@ USAGE_CACHE_READ_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 INPUT_MESSAGES = "gen_ai.input.messages"
 OUTPUT_MESSAGES = "gen_ai.output.messages"
 TOOL_NAME = "gen_ai.tool.name"
-TOOL_TYPE = "gen_ai.tool.type"
-TOOL_CALL_ID = "gen_ai.tool.call.id"
 TOOL_CALL_ARGUMENTS = "gen_ai.tool.call.arguments"
 TOOL_CALL_RESULT = "gen_ai.tool.call.result"
 

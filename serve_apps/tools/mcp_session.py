@@ -19,8 +19,7 @@ from weakref import WeakKeyDictionary
 from serve_apps.authoring.agent import ToolError, ToolFault, note_version
 from serve_apps.episode.episode_resources import of_episode
 from serve_apps.process_log import ProcessLog
-from serve_apps.tools.mcp_schemas import check_arguments, note_schema, schema_hash, validator_of
-from serve_apps.tools.mcp_server import McpServer
+from serve_apps.tools.mcp_server import McpServer, check_arguments, note_schema, schema_hash, validator_of
 from serve_apps.tools.mcp_text import text_of
 
 if TYPE_CHECKING:

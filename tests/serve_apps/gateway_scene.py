@@ -16,7 +16,7 @@ from serve_apps.config import EpisodeConfig, GatewayConfig
 from serve_apps.episode.team import TeamSpec
 from serve_apps.gateway.calls.episodes import GatewayEpisodes
 from serve_apps.gateway.http.http_api import build_api
-from serve_apps.gateway.shadow.shadow_player import ShadowPlayer
+from serve_apps.gateway.shadow.shadows_app import ShadowPlayer
 from serve_apps.gateway.traffic.peer_replicas import PeerReplicas
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import DeployedTeam, Production, TeamRoute

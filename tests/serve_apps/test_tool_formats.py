@@ -231,7 +231,7 @@ def test_calls_of_hermes_are_read_without_vllm(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tests.small_tokenizers import build; "
         "from serve_apps.chat.tokenizer import ChatTokenizer; from serve_apps.openai_api.tool_formats import HERMES, OfferedTools; "
-        "from serve_apps.gateway.calls import chat_reply; from serve_apps.program import episode; "
+        "from serve_apps.gateway.calls import chat; from serve_apps.program import episode; "
         f"chat = ChatTokenizer(build('qwen', Path({str(tmp_path / 'q')!r}))); "
         f"tools = OfferedTools(tokenizer=chat, format=HERMES, tools=[{TOOL!r}]); "
         f"assert tools.message({CALLS['qwen']!r}, id_prefix='p')['tool_calls']; "

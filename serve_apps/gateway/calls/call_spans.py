@@ -8,13 +8,11 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from serve_apps.gateway.calls.chat import Chat
 from serve_apps.gateway.calls.model_call import ModelCall, Piece, sample_choices
 from serve_apps.policy.policy_stream import PolicyStreams
 from serve_apps.telemetry import names
 from serve_apps.telemetry.export import current_export
-from serve_apps.telemetry.spans import Attributes, open_span
-from serve_apps.telemetry.texts import messages
+from serve_apps.telemetry.spans import Attributes, messages, open_span
 
 if TYPE_CHECKING:
     from serve_apps.telemetry.otlp import Export
@@ -57,7 +55,7 @@ async def _in_span(export: Export, call: ModelCall, streams: PolicyStreams) -> A
 def _asked(call: ModelCall) -> dict[str, Any]:
     request, sampling = call.request, call.sampling
     attributes: dict[str, Any] = {
-        names.OPERATION_NAME: names.CHAT if isinstance(call, Chat) else names.TEXT_COMPLETION,
+        names.OPERATION_NAME: call.operation,
         names.PROVIDER_NAME: names.PROVIDER,
         names.REQUEST_MODEL: request.model,
         names.REQUEST_MAX_TOKENS: sampling.max_tokens,
@@ -69,7 +67,7 @@ def _asked(call: ModelCall) -> dict[str, Any]:
         names.ALIAS: call.team.alias,
         names.MODEL_GROUP: call.model_group,
     }
-    if isinstance(call, Chat) and call.agent is not None:
+    if call.agent is not None:
         attributes[names.AGENT_NAME] = call.agent
     if sampling.top_k:
         attributes[names.REQUEST_TOP_K] = sampling.top_k

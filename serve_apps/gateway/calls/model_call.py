@@ -8,8 +8,8 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from serve_apps.chat.text_stream import TextStream
 from serve_apps.chat.tokenizer import ChatTokenizer
@@ -55,9 +55,12 @@ class Piece:
 class ModelCall:
     """One request, tokenized and ready to be sampled."""
 
+    operation: ClassVar[str] = "text_completion"
+    """What spans call it."""
     request: SamplingFields
     team: ServedTeam
     model_group: str
+    agent: str | None = None
     prompt_token_ids: Sequence[int]
     sampling: Sampling
     settings: Mapping[str, Any]
@@ -98,6 +101,19 @@ class ModelCall:
         """The tokens of prompt and completions, as far as they have been sampled."""
         prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices.values())
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def sampling_of(request: SamplingFields, default: Sampling, *, max_tokens: int, constraint: str) -> Sampling:
+    """Returns how a request is sampled; where it says nothing, as `default` says."""
+    return replace(
+        default,
+        max_tokens=max_tokens,
+        temperature=default.temperature if request.temperature is None else request.temperature,
+        top_p=request.top_p,
+        top_k=max(request.top_k, 0),
+        min_p=request.min_p,
+        constraint=constraint,
+    )
 
 
 def room_for_completion(limit: int | None, num_prompt: int, context: int) -> int:

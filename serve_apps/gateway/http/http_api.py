@@ -1,6 +1,6 @@
 """http_api: the FastAPI application of one gateway replica. Errors have OpenAI's form.
 
-request ──> RequestLimits ──> chat_api | workflow_api | mcp_api | episode_api | admin_api | dashboard | the small routes here ──> Service
+request ──> RequestLimits ──> chat_api | workflow_api | mcp_api | episode_api | dashboard_api | the small routes here ──> Service
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from serve_apps.gateway.calls.episodes import GatewayEpisodes
-from serve_apps.gateway.http import admin_api, bare_api, chat_api, dashboard, messages_api, responses_api, workflow_api
-from serve_apps.gateway.http.api_state import ApiState, ServiceDependency, set_state
+from serve_apps.gateway.http import bare_api, chat_api, messages_api, responses_api, workflow_api
+from serve_apps.gateway.http.answering import LongBodyRoute, ServiceDependency
+from serve_apps.gateway.http.dashboard_api import add_dashboard
 from serve_apps.gateway.http.episode_api import episode_router
-from serve_apps.gateway.http.long_bodies import LongBodyRoute
 from serve_apps.gateway.http.mcp_api import McpEndpoint
 from serve_apps.gateway.http.request_limits import PagesOfTeams, RequestLimits
-from serve_apps.gateway.traffic.api_keys import SCOPES
-from serve_apps.gateway.traffic.callers import NO_TEAM
+from serve_apps.gateway.traffic.callers import NO_TEAM, SCOPES
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import Production
-from serve_apps.gateway.traffic.trace_reader import TraceReader
 from serve_apps.openai_api.http_errors import add_errors
 from serve_apps.openai_api.messages import load_converters
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
@@ -64,13 +62,7 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
         responses=ERROR_RESPONSES,
         lifespan=workflow_tools.lifespan,
     )
-    state = ApiState(
-        service=service,
-        episodes=episodes,
-        trace_reader=TraceReader(),
-        dashboard_files=dashboard.read_files(),
-    )
-    set_state(api, state)
+    api.state.service, api.state.episodes = service, episodes
     for routes in (
         router,
         chat_api.router,
@@ -79,10 +71,9 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
         messages_api.router,
         bare_api.router,
         episode_router(service, episodes),
-        admin_api.router,
-        dashboard.router,
     ):
         api.include_router(routes)
+    add_dashboard(api)
     api.router.routes.append(workflow_tools.route)
     if service.config.telemetry.endpoint:  # inside of the limits: requests without a key make no spans
         api.add_middleware(RequestSpans)
@@ -134,7 +125,7 @@ async def give_feedback(
     """Stores feedback on an answer that the caller got; the newest feedback counts. `trace_id` is the id of the answer."""
     keys = service.keys_of(request, "feedback")
     service.count_request(request, next(iter(keys.values())))
-    feedback = await service.store_feedback(trace_id, body, keys)
+    feedback = await service.capture.store_feedback(trace_id, body, keys)
     return {"object": "trace.feedback", "trace_id": trace_id, "created": int(feedback.at), **body.model_dump()}
 
 

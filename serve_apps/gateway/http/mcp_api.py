@@ -24,7 +24,6 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from serve_apps.gateway.calls.workflow_runs import WorkflowRun, episode_spec, run_workflow
-from serve_apps.gateway.http.event_stream import released_unless_streamed
 from serve_apps.gateway.http.workflow_api import run_ended
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import Production
@@ -106,7 +105,7 @@ class McpEndpoint:
         except ValidationError as error:
             raise invalid_body_error(list(error.errors())) from None
         slot = await service.take_slot(team, None, key)
-        with released_unless_streamed(service, slot):
+        with slot, service.counting_failures(slot.team):
             spec = episode_spec(slot.team, body)
             run = await service.within_timeout(run_workflow(service, slot.team, spec))
         run_ended(service, slot, key, body, run)

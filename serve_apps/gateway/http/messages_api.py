@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,15 +10,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 
 from serve_apps.chat.long_texts import worked_on
-from serve_apps.gateway.calls.chat import chat_tokens, prepare_chat
-from serve_apps.gateway.calls.chat_reply import complete_chat, stream_chunks
-from serve_apps.gateway.http.api_state import ServiceDependency
-from serve_apps.gateway.http.chat_api import chat_ended
-from serve_apps.gateway.http.event_stream import chat_events, released_unless_streamed
-from serve_apps.gateway.http.long_bodies import LongBodyRoute
+from serve_apps.gateway.calls.chat import chat_tokens
+from serve_apps.gateway.http.answering import LongBodyRoute, ServiceDependency, chat_events
+from serve_apps.gateway.http.chat_api import answer_chat
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import model_of
-from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.messages import (
     CountRequest,
     MessagesRequest,
@@ -60,16 +55,17 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
     """Answers with an agent or a model group, at once or as server-sent events; tools, forms and limits are those of a chat."""
     _check_on(service)
     production, key = service.authorize(request, "call", model=body.model, counts=True)
-    slot = await service.take_slot(production.name, body.user, key)
-    with released_unless_streamed(service, slot) as start_stream:
-        asked = await worked_on(body.num_characters, lambda: chat_of_messages(body))
-        chat = await prepare_chat(asked, slot.team, *model_of(slot.team, body.model), kind="msg")
-        if body.stream:
-            events = message_events(chat_events(service, slot, stream_chunks(chat, service.streams)))
-            return start_stream(events, chat.headers, partial(chat_ended, service, slot, key, chat))
-        reply = await unless_gone(request, service.within_timeout(complete_chat(chat, service.streams)))
-    chat_ended(service, slot, key, chat)
-    return JSONResponse(message_of(reply), headers=chat.headers)
+    return await answer_chat(
+        service,
+        request,
+        body,
+        team=production.name,
+        key=key,
+        asked=lambda: chat_of_messages(body),
+        kind="msg",
+        events=lambda *stream: message_events(chat_events(*stream)),
+        form=message_of,
+    )
 
 
 @router.post("/v1/messages/count_tokens")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
 
 from serve_apps.config import GatewayPortConfig
-from serve_apps.gateway.shadow.shadow_player import ShadowPlayer
+from serve_apps.gateway.calls.chat import complete_chat, is_trainable, prepare_chat, trace_of
+from serve_apps.gateway.calls.workflow_runs import INVALID_TASK, episode_spec, run_workflow
+from serve_apps.gateway.traffic.figures import chat_figures, run_figures
 from serve_apps.gateway.traffic.service import Service
-from serve_apps.gateway.traffic.shadowing import ShadowJob, ShadowResult
-from serve_apps.gateway.traffic.teams import build_teams, parse_teams
+from serve_apps.gateway.traffic.shadowing import DROPPED, ShadowJob, ShadowResult
+from serve_apps.gateway.traffic.teams import ServedTeam, build_teams, model_of, parse_teams
+from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.protocol import ApiError, RunRequest
 from serve_apps.policy.app_list import new_entry
 from serve_apps.policy.policy_stream import CoalescedStreams
 from serve_apps.policy.priority import set_process_priority, warn_if_others_are_nice
@@ -69,3 +76,68 @@ class Shadows:
     async def play_jobs(self, jobs: Sequence[ShadowJob]) -> list[ShadowResult]:
         """Plays shadow requests and returns one result for each."""
         return await self._shadow_player.play_jobs(jobs)
+
+
+WITHOUT_READER = {"stream": False, "stream_options": None, "logprobs": False, "top_logprobs": 0}
+"""Request fields that only change the form of the reply, set to what costs least: nobody reads it."""
+
+
+class ShadowPlayer:
+    """A Player that answers in this process."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        """Its candidates answer the shadow requests."""
+
+    async def play_jobs(self, jobs: Sequence[ShadowJob]) -> list[ShadowResult]:
+        """See Player; an error of one job does not touch the others."""
+        outcomes = await asyncio.gather(*map(self._play_job, jobs), return_exceptions=True)
+        return [
+            outcome if isinstance(outcome, ShadowResult) else _failed(job, outcome)
+            for job, outcome in zip(jobs, outcomes, strict=True)
+        ]
+
+    async def _play_job(self, job: ShadowJob) -> ShadowResult:
+        production = self.service.teams.get(job.team)
+        team = None if production is None else production.candidate
+        if team is None or (team.version, team.set_name) != (job.team_version, job.set_name):
+            return DROPPED
+        try:
+            async with asyncio.timeout(self.service.config.request_timeout_s):
+                if isinstance(job.request, RunRequest):
+                    return await self._run_workflow(job, job.request, team)
+                return await self._chat(job, job.request, team)
+        except TimeoutError:
+            return ShadowResult(outcome="late")
+
+    async def _chat(self, job: ShadowJob, request: ChatRequest, team: ServedTeam) -> ShadowResult:
+        began = time.perf_counter()
+        body = request.model_copy(update=WITHOUT_READER)
+        chat = await prepare_chat(body, team, *model_of(team, body.model))
+        figures = chat_figures(await complete_chat(chat, self.service.streams))
+        if not job.is_kept:
+            return ShadowResult(outcome="answered", figures=figures)
+        trace = trace_of(chat, task_id=job.task_id, seconds=time.perf_counter() - began)
+        return ShadowResult(outcome="answered", figures=figures, trace=trace, is_trainable=is_trainable(chat))
+
+    async def _run_workflow(self, job: ShadowJob, request: RunRequest, team: ServedTeam) -> ShadowResult:
+        spec = episode_spec(team, request)
+        run = await run_workflow(self.service, team, replace(spec, task=replace(spec.task, task_id=job.task_id)))
+        trace, figures = run.trace if job.is_kept else None, run_figures(run.reply)
+        if figures is None:
+            return ShadowResult(outcome="dropped", trace=trace, is_trainable=True)
+        return ShadowResult(outcome="answered", figures=figures, trace=trace, is_trainable=True)
+
+
+def _failed(job: ShadowJob, error: BaseException) -> ShadowResult:
+    """Counts against the candidate, since the champion could answer, unless its workflow refuses the task.
+
+    An unforeseen error is logged with its traceback.
+    """
+    if isinstance(error, ApiError):
+        if error.code == INVALID_TASK:
+            return DROPPED
+        logger.info("a shadow request of %s@%d failed: %s", job.team, job.team_version, error.code)
+    else:
+        logger.error("a shadow request of %s@%d failed", job.team, job.team_version, exc_info=error)
+    return ShadowResult(outcome="failed")

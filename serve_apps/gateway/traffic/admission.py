@@ -10,8 +10,10 @@ import asyncio
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Any
 
-from serve_apps.gateway.traffic.api_keys import ApiKey, Holder
+from serve_apps.gateway.traffic.callers import ApiKey, Holder
+from serve_apps.gateway.traffic.teams import ServedTeam
 from serve_apps.openai_api.protocol import ApiError
 
 RATE_HEADERS = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
@@ -40,8 +42,7 @@ class Admission:
         rate = key.requests_per_minute
         if rate is None:
             return {}
-        left, counted_at = self._buckets.get(key.holder, (float(rate), time.monotonic()))
-        left = min(rate, left + (time.monotonic() - counted_at) * rate / 60)
+        left = self._left(key, rate)
         values = str(rate), str(int(left)), f"{(rate - left) * 60 / rate:.3f}s"
         return dict(zip(RATE_HEADERS, values, strict=True))
 
@@ -53,18 +54,21 @@ class Admission:
         rate = key.requests_per_minute
         if rate is None:
             return
-        now = time.monotonic()
-        left, counted_at = self._buckets.get(key.holder, (float(rate), now))
-        left = min(rate, left + (now - counted_at) * rate / 60)
+        left = self._left(key, rate)
+        self._buckets[key.holder] = (left if left < 1 else left - 1), time.monotonic()
         if left < 1:
-            self._buckets[key.holder] = left, now
             raise ApiError(
                 429,
                 f"API key {key.name!r} may make {rate} requests per minute",
                 code="rate_limit_exceeded",
                 retry_after_s=(1 - left) * 60 / rate,
             )
-        self._buckets[key.holder] = left - 1, now
+
+    def _left(self, key: ApiKey, rate: int) -> float:
+        """Returns how many requests a key may make now."""
+        now = time.monotonic()
+        left, counted_at = self._buckets.get(key.holder, (float(rate), now))
+        return min(rate, left + (now - counted_at) * rate / 60)
 
     async def enter(self, key: Holder, *, share: float = 1.0) -> None:
         """Takes a slot, after waiting in the queue if need be. Give each slot back with one `leave`.
@@ -91,17 +95,12 @@ class Admission:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await waiting.turn
-        except TimeoutError:
+        except BaseException as error:
             self._stop_waiting(waiting)
-            raise ApiError(
-                503,
-                f"no slot became free within {self._timeout_s:g} s: try again later",
-                code="overloaded",
-                retry_after_s=2,
-            ) from None
-        except asyncio.CancelledError:
-            self._stop_waiting(waiting)
-            raise
+            if not isinstance(error, TimeoutError):
+                raise
+            late = f"no slot became free within {self._timeout_s:g} s: try again later"
+            raise ApiError(503, late, code="overloaded", retry_after_s=2) from None
 
     def leave(self, key: Holder) -> None:
         """Gives a slot back; the first request in the queue whose key may have one more gets it."""
@@ -139,3 +138,56 @@ class _Waiting:
     """How many slots its key may have."""
     turn: asyncio.Future[None]
     """Done as soon as it has a slot."""
+
+
+class InFlight:
+    """Counts the requests that each set of policy apps is answering. It lives in one event loop.
+
+    A set on which nothing is in flight may be loaded with another team.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str, int]] = Counter()
+        """By team, set and version."""
+
+    def add(self, team: ServedTeam, num: int) -> None:
+        """Adds `num` requests on this team; -1 where one has ended."""
+        self._counts[team.name, team.set_name, team.version] += num
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns the requests in flight as {"team", "set_name", "team_version", "num"}."""
+        return [
+            {"team": name, "set_name": set_name, "team_version": version, "num": num}
+            for (name, set_name, version), num in self._counts.items()
+            if num
+        ]
+
+
+class Slot:
+    """A place among the requests in flight, and the team that answers the request that has it, until `release`."""
+
+    def __init__(self, team: ServedTeam, *, key: Holder, admission: Admission, in_flight: InFlight) -> None:
+        """The place in `admission` is already taken. Args: key: the holder of the API key that took it."""
+        self.team, self._key = team, key
+        self._admission, self._in_flight = admission, in_flight
+        self._began = time.perf_counter()
+        self._is_released = False
+        in_flight.add(team, 1)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the request got the slot."""
+        return time.perf_counter() - self._began
+
+    def release(self) -> None:
+        """Gives the slot back; further calls do nothing."""
+        if not self._is_released:
+            self._is_released = True
+            self._in_flight.add(self.team, -1)
+            self._admission.leave(self._key)
+
+    def __enter__(self) -> ServedTeam:
+        return self.team
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

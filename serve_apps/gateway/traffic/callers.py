@@ -3,22 +3,224 @@
     Host, Origin, Authorization ──> the door of each team ──> {team: key} | 401, 403
 
 Teams that share a port have keys, host names and origins of their own. What opens one door opens no other, and a request to which no
-door opens learns nothing of the teams behind them.
+door opens learns nothing of the teams behind them. Keys are stored as hashes, in a file that may change at any time:
+
+    [{"name": "web", "sha256": "...", "scopes": ["call"], "expires_at": 1790000000, "requests_per_minute": 600}]
 """
 
 from __future__ import annotations
 
+import hmac
+import json
+import secrets
+import time
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
+
 from serve_apps.config import LOOPBACK, GatewayTeamConfig
-from serve_apps.gateway.traffic.api_keys import ANYONE, ApiKey, KeyRing, key_header
 from serve_apps.openai_api.protocol import ApiError
+
+Scope = Literal["call", "feedback", "metrics", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+PREFIX = "troupe-"
+CHECK_INTERVAL_S = 1.0
+"""How often the file is checked for changes."""
 
 NO_TEAM = "no team is deployed"
 TELLING = ("origin_not_allowed", "expired_api_key", "invalid_api_key", "missing_api_key", "host_not_allowed")
 """Codes of refusals, those first which say most to a caller that several teams refuse."""
+
+
+class Holder(NamedTuple):
+    """Who sends a key. Keys of one name in two files have two holders."""
+
+    file: str
+    name: str
+
+
+class ApiKey(BaseModel):
+    """What is stored about the key of one caller."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    scopes: tuple[Scope, ...] = ("call",)
+    expires_at: float | None = None
+    """Unix seconds; null: it never expires."""
+    requests_per_minute: int | None = Field(None, ge=1)
+    _file: str = PrivateAttr("")
+
+    @property
+    def holder(self) -> Holder:
+        """Who sends the key."""
+        return Holder(self._file, self.name)
+
+
+KEYS = TypeAdapter(list[ApiKey])
+ANYONE = ApiKey(name="anyone", sha256="0" * 64, scopes=SCOPES)
+"""The key of every request where there is no file of keys: a gateway that only this machine reaches."""
+
+
+def make_key(
+    name: str, *, scopes: tuple[Scope, ...], expires_at: float | None, requests_per_minute: int | None
+) -> tuple[str, ApiKey]:
+    """Makes a new secret; returns it with the entry to store, which has only its hash."""
+    secret = PREFIX + secrets.token_urlsafe(32)
+    key = ApiKey(
+        name=name,
+        sha256=sha256(secret.encode()).hexdigest(),
+        scopes=scopes,
+        expires_at=expires_at,
+        requests_per_minute=requests_per_minute,
+    )
+    return secret, key
+
+
+def read_keys(path: Path) -> list[ApiKey]:
+    """Reads the keys of a file; ValueError names the file and the first fault."""
+    try:
+        content = path.read_bytes()
+        keys = KEYS.validate_json(content)
+    except OSError as error:
+        raise ValueError(f"gateway.keys_file {path}: {error.strerror}: make a key with `troupe key`") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = "".join(f"{part}." for part in first["loc"])
+        raise ValueError(f"gateway.keys_file {path}: {field}: {first['msg']}") from None
+    try:
+        json.loads(content, object_pairs_hook=_unique)
+    except ValueError as error:
+        raise ValueError(f"gateway.keys_file {path}: {error}") from None
+    return keys
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the fields of a key; ValueError for one that stands twice, of which JSON would take the last."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+        raise ValueError(f"{twice!r} stands twice in the key {fields.get('name', '')!r}: keep one of them")
+    return fields
+
+
+def write_keys(path: Path, keys: list[ApiKey]) -> None:
+    """Replaces the file in one step, readable by its owner only."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".new")
+    scratch.touch(mode=0o600)
+    scratch.write_bytes(json.dumps([json.loads(k.model_dump_json()) for k in keys], indent=1).encode())
+    scratch.replace(path)
+
+
+def key_header(headers: Mapping[str, str]) -> str | None:
+    """Returns what a request sends as `Authorization`; Anthropic's clients send their key as `x-api-key`."""
+    own = headers.get("x-api-key")
+    return headers.get("authorization") or (f"Bearer {own}" if own else None)
+
+
+def with_scope(keys: Mapping[str, ApiKey], *scopes: Scope) -> dict[str, ApiKey]:
+    """Returns the keys that have one of the scopes; ApiError 403 where none has."""
+    allowed = {name: key for name, key in keys.items() if set(scopes) & set(key.scopes)}
+    if not allowed:
+        key, needed = next(iter(keys.values())), " or ".join(map(repr, scopes))
+        raise ApiError(
+            403,
+            f"API key {key.name!r} has the scopes {', '.join(key.scopes)}; this needs {needed}",
+            code="missing_scope",
+        )
+    return allowed
+
+
+class KeyRing:
+    """The keys of one file that are valid now. If the file is broken while the gateway runs, the last good keys stay valid."""
+
+    def __init__(self, path: Path | None, *, may_be_unreadable: bool = False) -> None:
+        """Reads the file; without a path every caller may do everything.
+
+        Args: may_be_unreadable: no key is valid until the file can be read, instead of a ValueError.
+        """
+        self._path = path
+        self._by_hash: Mapping[str, ApiKey] = {}
+        self._stamp: tuple[int, int, int] | None = None
+        """Of the file as it was loaded; None: never."""
+        self._checked_at = 0.0
+        self.fault = ""
+        """Why the file's last change could not be loaded; empty where it was."""
+        if path is not None:
+            try:
+                self._load(path)
+            except ValueError as error:
+                if not may_be_unreadable:
+                    raise
+                self.fault = str(error)
+
+    @property
+    def has_file(self) -> bool:
+        """Whether callers need a key."""
+        return self._path is not None
+
+    @property
+    def num_callers(self) -> int:
+        """The number of keys that may call models; without a file all callers are one."""
+        return 1 if self._path is None else sum("call" in key.scopes for key in self._by_hash.values())
+
+    def find(self, header: str | None) -> ApiKey:
+        """Returns the key that the `Authorization` header names, whatever it may do; ApiError 401."""
+        if self._path is None:
+            return ANYONE
+        if time.monotonic() >= self._checked_at + CHECK_INTERVAL_S:
+            self.reload_if_changed()
+        kind, _, secret = (header or "").partition(" ")
+        if kind.lower() != "bearer" or not secret:
+            raise ApiError(401, "no API key: send `Authorization: Bearer KEY`", code="missing_api_key")
+        digest = sha256(secret.strip().encode()).hexdigest()
+        # Compared in constant time, so that the time of an answer tells nothing about the stored hashes.
+        key = next((key for known, key in self._by_hash.items() if hmac.compare_digest(known, digest)), None)
+        if key is None:
+            raise ApiError(401, "this API key is not known", code="invalid_api_key")
+        if key.expires_at is not None and key.expires_at <= time.time():
+            raise ApiError(401, f"API key {key.name!r} has expired: ask for a new one", code="expired_api_key")
+        return key
+
+    def reload_if_changed(self) -> None:
+        """Reads the file again where it has changed."""
+        if self._path is None:
+            return
+        self._checked_at = time.monotonic()
+        try:
+            if _stamp(self._path) != self._stamp:
+                self._load(self._path)
+        except ValueError as error:
+            self.fault = str(error)
+        else:
+            self.fault = ""
+
+    def _load(self, path: Path) -> None:
+        stamp = _stamp(path)  # before the file is read, so that a change meanwhile is seen at the next check
+        keys = read_keys(path)
+        for key in keys:
+            key._file = str(path)
+        self._by_hash = {key.sha256: key for key in keys}
+        self._stamp, self._checked_at = stamp, time.monotonic()
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Returns modification time, inode and size, one of which changes with the file.
+
+    The time alone may stay: a copy may have kept it, or two writes fall into one tick of the clock. Zeros where the file cannot be
+    looked at, and `read_keys` says why.
+    """
+    try:
+        stat = path.stat()
+    except OSError:
+        return 0, 0, 0
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 class Door:

@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 from serve_apps.chat.long_texts import giving_back
 from serve_apps.config import CaptureConfig
-from serve_apps.gateway.traffic.api_keys import ApiKey
+from serve_apps.gateway.traffic.callers import ApiKey
 from serve_apps.gateway.traffic.redaction import Redaction
-from serve_apps.gateway.traffic.teams import ServedTeam, TeamStores
+from serve_apps.gateway.traffic.teams import ServedTeam, TeamRoute, is_chosen
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
 from stores.store_faults import UnreadableStore
 from stores.traces.served import Feedback, ServedStore
@@ -50,7 +50,6 @@ MAX_SEARCHES = 16
 class Pending:
     """An episode that waits to be written."""
 
-    uri: str
     trace: Trace
     """As it was answered, not redacted."""
     served: Mapping[str, Any]
@@ -67,19 +66,22 @@ class Capture:
     Its writer begins with the first episode; `close` it at the end.
     """
 
-    def __init__(self, config: CaptureConfig, *, count: Callable[[str, int], None]) -> None:
-        """Args: count: is called with an outcome (kept, redacted, dropped, failed, feedback) and a number of episodes."""
-        self.config, self._count = config, count
+    def __init__(self, config: CaptureConfig, uri: str | None, *, count: Callable[[str, int], None]) -> None:
+        """Args:
+        uri: of the team's store; None: it was deployed without one.
+        count: is called with an outcome (kept, redacted, dropped, failed, feedback) and a number of episodes.
+        """
+        self.config, self.uri, self._count = config, uri, count
         self._redaction = Redaction(config.redact)
         self._pending: deque[Pending] = deque()
         self._writing: list[Pending] = []
         self._num_characters = 0
         """Of the pending episodes and those that are being written."""
-        self._stores: dict[str, ServedStore] = {}
+        self._opened: ServedStore | None = None
         self._num_allowed = 0
         self._writer: asyncio.Task[None] | None = None
         self._flushing = asyncio.Lock()
-        self._retention_checked_at: dict[str, float] = {}
+        self._retention_checked_at = -RETENTION_INTERVAL_S
 
     def should_keep(self, store: bool | None) -> bool:
         """Whether to store an answer; of those that may be stored it takes `capture.share`, evenly spread.
@@ -89,19 +91,11 @@ class Capture:
         is_allowed = store is True or (store is None and self.config.consent == "given")
         if not is_allowed or not self.config.share:
             return False
-        n, share = self._num_allowed, self.config.share
         self._num_allowed += 1
-        return int((n + 1) * share) > int(n * share)
+        return is_chosen(self._num_allowed - 1, self.config.share)
 
     def keep_trace(
-        self,
-        stores: TeamStores | None,
-        trace: Trace,
-        *,
-        team: ServedTeam,
-        key: ApiKey,
-        is_trainable: bool,
-        score: float | None = None,
+        self, trace: Trace, *, team: ServedTeam, key: ApiKey, is_trainable: bool, score: float | None = None
     ) -> Captured:
         """Puts an episode on the pending list; returns what happened to it.
 
@@ -109,7 +103,7 @@ class Capture:
         """
         size = _size_of(trace)
         is_full = len(self._pending) >= MAX_PENDING or self._num_characters + size > MAX_CHARACTERS
-        if stores is None or is_full:
+        if self.uri is None or is_full:
             self._count("dropped", 1)
             return "dropped"
         self._num_characters += size
@@ -123,7 +117,7 @@ class Capture:
         feedback = None
         if score is not None:
             feedback = Feedback(trace_id=trace.episode_id, key=key.name, at=time.time(), score=score)
-        self._pending.append(Pending(uri=stores.served, trace=trace, served=served, feedback=feedback, size=size))
+        self._pending.append(Pending(trace=trace, served=served, feedback=feedback, size=size))
         if self._writer is None or self._writer.done():
             self._writer = asyncio.ensure_future(self._write_repeatedly())
         return "kept"
@@ -145,45 +139,36 @@ class Capture:
             await asyncio.sleep(self.config.flush_s)
             await asyncio.shield(self._flush())  # `close` cancels this task: a write that has begun must end
 
-    async def has_answer(self, uri: str, trace_id: str, *, team: str, key: ApiKey) -> bool:
-        """Whether a store has an answer of this team to this caller, or will have it: feedback may come before it is written."""
+    async def has_answer(self, trace_id: str, *, team: str, key: ApiKey) -> bool:
+        """Whether the store has an answer of this team to this caller, or will have it: feedback may come before it is written."""
         pending = [*self._pending, *self._writing]
         served = [p.served for p in pending if p.trace.episode_id == trace_id]
-        if not served and (trace := await asyncio.to_thread(self._read, uri, trace_id)):
+        if not served and (trace := await asyncio.to_thread(lambda: self._store().served(trace_id))):
             served = [trace.outcome_metadata[SERVED]]
         return any(s["team"] == team and ("admin" in key.scopes or s["key"] == key.name) for s in served)
 
-    async def write_feedback(self, uri: str, feedback: Feedback) -> None:
+    async def write_feedback(self, feedback: Feedback) -> None:
         """Stores a caller's feedback on an answer."""
-        await asyncio.to_thread(lambda: self._store(uri).write_feedback(self._redaction.clean(feedback)))
+        await asyncio.to_thread(lambda: self._store().write_feedback(self._redaction.clean(feedback)))
         self._count("feedback", 1)
 
-    def _read(self, uri: str, trace_id: str) -> Trace | None:
-        return self._store(uri).served(trace_id)
-
-    def _store(self, uri: str) -> ServedStore:
-        if uri not in self._stores:
-            store = ServedStore(uri)
+    def _store(self) -> ServedStore:
+        if self._opened is None:
+            assert self.uri is not None, "nothing is kept, and no answer looked for, without a store"
+            store = ServedStore(self.uri)
             store.create()
-            self._stores[uri] = store
-        return self._stores[uri]
+            self._opened = store
+        return self._opened
 
     async def _flush(self) -> None:
         async with self._flushing:
-            await self._flush_all()
-
-    async def _flush_all(self) -> None:
-        while self._pending:
-            self._writing = self._next_batch()
-            by_uri: dict[str, list[Pending]] = {}
-            for pending in self._writing:
-                by_uri.setdefault(pending.uri, []).append(pending)
-            for uri, of_uri in by_uri.items():
-                await self._write(uri, of_uri)
-            self._num_characters -= sum(pending.size for pending in self._writing)
-            self._writing = []
-        for uri in self._stores:
-            await self._drop_old(uri)
+            while self._pending:
+                self._writing = self._next_batch()
+                await self._write(self._writing)
+                self._num_characters -= sum(pending.size for pending in self._writing)
+                self._writing = []
+            if self._opened is not None:
+                await self._drop_old(self._opened)
 
     def _next_batch(self) -> list[Pending]:
         batch = [self._pending.popleft()]
@@ -193,34 +178,33 @@ class Capture:
             size += batch[-1].size
         return batch
 
-    async def _write(self, uri: str, pending: list[Pending]) -> None:
+    async def _write(self, pending: list[Pending]) -> None:
         feedback = [p.feedback for p in pending if p.feedback is not None]
         redacted = [await asyncio.to_thread(self._redaction.redact, p.trace) for p in pending]
         traces = [_stored(p, trace) for p, trace in zip(pending, redacted, strict=True)]
         num_redacted = sum(trace is not None for trace in redacted)
         try:
             size = sum(p.size for p in pending)
-            await asyncio.to_thread(giving_back, size, lambda: self._store(uri).write_judged(traces, feedback))
+            await asyncio.to_thread(giving_back, size, lambda: self._store().write_judged(traces, feedback))
         except (OSError, RuntimeError, ValueError) as error:
             self._count("failed", len(traces))
-            logger.warning("%d served episodes are lost, %s cannot be written: %s", len(traces), uri, error)
+            logger.warning("%d served episodes are lost, %s cannot be written: %s", len(traces), self.uri, error)
         else:
             self._count("redacted", num_redacted)
             self._count("kept", len(traces) - num_redacted)
             self._count("feedback", len(feedback))
 
-    async def _drop_old(self, uri: str) -> None:
-        """Removes the episodes of a store that are older than `keep_days`, once per `RETENTION_INTERVAL_S`."""
-        checked_at = self._retention_checked_at.get(uri, -RETENTION_INTERVAL_S)
-        if time.monotonic() < checked_at + RETENTION_INTERVAL_S:
+    async def _drop_old(self, store: ServedStore) -> None:
+        """Removes the episodes that are older than `keep_days`, once per `RETENTION_INTERVAL_S`."""
+        if time.monotonic() < self._retention_checked_at + RETENTION_INTERVAL_S:
             return
-        self._retention_checked_at[uri] = time.monotonic()
+        self._retention_checked_at = time.monotonic()
         try:
             before = time.time() - self.config.keep_days * 86_400
-            num_dropped = await asyncio.to_thread(self._stores[uri].drop_before, before)
+            num_dropped = await asyncio.to_thread(store.drop_before, before)
         except (OSError, RuntimeError, ValueError) as error:
             # Another replica does the same at this moment, or the store is down.
-            logger.warning("old episodes stay in %s for another hour: %s", uri, error)
+            logger.warning("old episodes stay in %s for another hour: %s", self.uri, error)
         else:
             if num_dropped:
                 logger.info("removed %d served episodes older than %g days", num_dropped, self.config.keep_days)
@@ -236,13 +220,14 @@ class Captures:
         self._closing: set[asyncio.Task[None]] = set()
         self._num_searches = 0
 
-    def follow(self, teams: Mapping[str, CaptureConfig]) -> None:
-        """Captures as these settings say from now on. What waits to be written is written as it was taken."""
+    def follow(self, teams: Mapping[str, TeamRoute]) -> None:
+        """Captures as these routes say from now on. What waits to be written is written as it was taken."""
         before, self._of_team = self._of_team, {}
-        for name, config in teams.items():
-            kept = before.get(name)
-            is_same = kept is not None and kept.config == config
-            self._of_team[name] = kept if kept and is_same else Capture(config, count=self._count)
+        for name, route in teams.items():
+            config, uri = route.settings.capture, None if route.stores is None else route.stores.served
+            running = before.get(name)
+            is_same = running is not None and (running.config, running.uri) == (config, uri)
+            self._of_team[name] = running if running and is_same else Capture(config, uri, count=self._count)
         for name, capture in before.items():
             if self._of_team.get(name) is not capture and capture.is_writing:
                 closing = asyncio.ensure_future(capture.close())
@@ -253,39 +238,25 @@ class Captures:
         """Whether to store an answer of a team; see `Capture.should_keep`."""
         return team.name in self._of_team and self._of_team[team.name].should_keep(store)
 
-    def keep_trace(
-        self,
-        stores: TeamStores | None,
-        trace: Trace,
-        *,
-        team: ServedTeam,
-        key: ApiKey,
-        is_trainable: bool,
-        score: float | None = None,
-    ) -> Captured:
+    def keep_trace(self, trace: Trace, *, team: ServedTeam, **served: Any) -> Captured:
         """Puts an episode on the pending list of its team; see `Capture.keep_trace`."""
-        if team.name not in self._of_team:
-            self._count("dropped", 1)
-            return "dropped"
-        capture = self._of_team[team.name]
-        return capture.keep_trace(stores, trace, team=team, key=key, is_trainable=is_trainable, score=score)
+        if (capture := self._of_team.get(team.name)) is not None:
+            return capture.keep_trace(trace, team=team, **served)
+        self._count("dropped", 1)
+        return "dropped"
 
-    async def store_feedback(
-        self, stores: Mapping[str, str], trace_id: str, feedback: FeedbackRequest, keys: Mapping[str, ApiKey]
-    ) -> Feedback:
+    async def store_feedback(self, trace_id: str, feedback: FeedbackRequest, keys: Mapping[str, ApiKey]) -> Feedback:
         """Stores a caller's feedback on an answer that it got of one of the teams that it reaches.
 
         ApiError 404 where no such answer of this caller is stored, 429 where too many are looked for, 503 where the store cannot be
         read or written.
 
-        Args:
-            stores: the URI of the served episodes of each team.
-            keys: by team, the caller's keys.
+        Args: keys: by team, the caller's keys.
         """
         try:
-            team = await self._team_of_answer(stores, trace_id, keys)
+            team = await self._team_of_answer(trace_id, keys)
             stored = Feedback(trace_id=trace_id, key=keys[team].name, at=time.time(), **feedback.model_dump())
-            await self._of_team[team].write_feedback(stores[team], stored)
+            await self._of_team[team].write_feedback(stored)
         except (UnreadableStore, OSError) as error:
             logger.warning("feedback on %s is not stored: %s", trace_id, error)
             reason = "the store of answers cannot be used now: try again later; the gateway's log says why"
@@ -299,12 +270,12 @@ class Captures:
         if self._closing:
             await asyncio.wait({*self._closing})
 
-    async def _team_of_answer(self, stores: Mapping[str, str], trace_id: str, keys: Mapping[str, ApiKey]) -> str:
-        captures = {name: self._of_team[name] for name in stores if name in keys}
+    async def _team_of_answer(self, trace_id: str, keys: Mapping[str, ApiKey]) -> str:
+        captures = {name: c for name, c in self._of_team.items() if name in keys and c.uri is not None}
         for _ in range(2):  # a second time after a wait, since another replica may be about to write it
             with self._searching():
                 for name, capture in captures.items():
-                    if await capture.has_answer(stores[name], trace_id, team=name, key=keys[name]):
+                    if await capture.has_answer(trace_id, team=name, key=keys[name]):
                         return name
             await asyncio.sleep(2 * max((capture.config.flush_s for capture in captures.values()), default=0))
         raise ApiError(

@@ -31,14 +31,6 @@ class PeerReplicas(Protocol):
         ...
 
 
-class NoPeers:
-    """The peers of a replica that is alone."""
-
-    async def statuses(self) -> list[Status]:
-        """Returns none; see PeerReplicas."""
-        return []
-
-
 class ServePeers:
     """PeerReplicas over Ray Serve."""
 
@@ -56,7 +48,7 @@ class ServePeers:
 class PeerAddresses:
     """Finds the own address of each replica and remembers it."""
 
-    def __init__(self, peers: PeerReplicas) -> None:
+    def __init__(self, peers: PeerReplicas | None) -> None:
         self._peers = peers
         self._known: dict[str, str] = {}
         self._looked_up_at = -LOOKUP_INTERVAL_S
@@ -76,7 +68,8 @@ class PeerAddresses:
         """
         async with self._lookup:
             if time.monotonic() > self._looked_up_at + LOOKUP_INTERVAL_S:
-                self._known |= {status["replica"]: status["address"] for status in await self._peers.statuses()}
+                statuses = [] if self._peers is None else await self._peers.statuses()
+                self._known |= {status["replica"]: status["address"] for status in statuses}
                 self._looked_up_at = time.monotonic()
                 return
         await asyncio.sleep(LOOKUP_INTERVAL_S)

@@ -15,24 +15,20 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from serve_apps.config import CallConfig, GatewayPortConfig
-from serve_apps.gateway.traffic.admission import Admission
-from serve_apps.gateway.traffic.api_keys import ApiKey, Scope, with_scope
-from serve_apps.gateway.traffic.callers import Callers
-from serve_apps.gateway.traffic.capture import Captured, Captures
+from serve_apps.gateway.traffic.admission import Admission, InFlight, Slot
+from serve_apps.gateway.traffic.callers import ApiKey, Callers, Scope, with_scope
+from serve_apps.gateway.traffic.capture import Captures
 from serve_apps.gateway.traffic.figures import Tally
 from serve_apps.gateway.traffic.metrics import GatewayMetrics
-from serve_apps.gateway.traffic.peer_replicas import NoPeers, PeerReplicas, Status
-from serve_apps.gateway.traffic.shadowing import NoPlayer, Player, Shadowing, ShadowJob, ShadowResult
-from serve_apps.gateway.traffic.slots import InFlight, Slot
+from serve_apps.gateway.traffic.peer_replicas import PeerReplicas, Status
+from serve_apps.gateway.traffic.shadowing import Player, Shadowing, ShadowJob, ShadowResult
 from serve_apps.gateway.traffic.teams import Production, ServedTeam, team_named, team_of_model
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.kept_responses import KeptResponses
-from serve_apps.openai_api.protocol import ApiError, FeedbackRequest, RunRequest
+from serve_apps.openai_api.protocol import ApiError, RunRequest
 from serve_apps.policy.call_queue import NO_REPLICA_S
 from serve_apps.policy.policy_stream import PolicyStreams, ServeStreams
 from serve_apps.policy.serve_client import ServeClient
-from stores.traces.served import Feedback
-from stores.types import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +58,8 @@ class Service:
         self.config, self.name, self.address = config, name, address
         self.replica = secrets.token_hex(4)
         """The name of this replica among its peers."""
-        self.peers = peers or NoPeers()
+        self.peers = peers
+        """None: it is alone."""
         self.num_episodes = 0
         """Episodes that are open on this replica."""
         self.teams: Mapping[str, Production] = {}
@@ -79,14 +76,13 @@ class Service:
         self._is_stopping = False
         self._in_flight = InFlight()
         self._tallies: dict[tuple[str, int], Tally] = {}
-        self._shadowing = Shadowing(player or NoPlayer(), max_open=config.max_shadows)
+        self._shadowing = Shadowing(player, max_open=config.max_shadows)
         self._clients: dict[tuple[tuple[tuple[str, str], ...], CallConfig], ServeClient] = {}
 
     def deploy(self, teams: Mapping[str, Production]) -> None:
         """Answers with these teams from now on; ValueError where the keys of one cannot be read, and nothing changes."""
-        settings = {name: production.config.settings for name, production in teams.items()}
-        self.callers.admit_to(settings)
-        self.capture.follow({name: of_team.capture for name, of_team in settings.items()})
+        self.callers.admit_to({name: production.config.settings for name, production in teams.items()})
+        self.capture.follow({name: production.config for name, production in teams.items()})
         self.teams = teams
 
     def authorize(
@@ -256,18 +252,6 @@ class Service:
                 self.count_failure(team)
             raise
 
-    def keep_trace(
-        self, trace: Trace, *, team: ServedTeam, key: ApiKey, is_trainable: bool, score: float | None = None
-    ) -> Captured:
-        """Has an episode stored in its team's store of served episodes, with its caller's score of it, -1 to 1."""
-        stores = self.teams[team.name].config.stores if team.name in self.teams else None
-        return self.capture.keep_trace(stores, trace, team=team, key=key, is_trainable=is_trainable, score=score)
-
-    async def store_feedback(self, trace_id: str, feedback: FeedbackRequest, keys: Mapping[str, ApiKey]) -> Feedback:
-        """Stores a caller's feedback on an answer of a team that it reaches; ApiError 404 where no such answer of it is stored."""
-        stores = {name: p.config.stores.served for name, p in self.teams.items() if p.config.stores is not None}
-        return await self.capture.store_feedback(stores, trace_id, feedback, keys)
-
     def send_shadow(
         self, slot: Slot, request: ChatRequest | RunRequest, *, key: ApiKey, task_id: str, is_kept: bool
     ) -> None:
@@ -301,7 +285,7 @@ class Service:
         elif result.outcome == "failed":
             self.count_failure(candidate)
         if result.trace is not None:
-            self.keep_trace(result.trace, team=candidate, key=key, is_trainable=result.is_trainable)
+            self.capture.keep_trace(result.trace, team=candidate, key=key, is_trainable=result.is_trainable)
 
     def figures(self) -> list[dict[str, Any]]:
         """Returns the figures of the teams' answers as {"team", "team_version", "sums"}."""

@@ -55,20 +55,15 @@ class ShadowResult:
     is_trainable: bool = False
 
 
+DROPPED = ShadowResult(outcome="dropped")
+
+
 class Player(Protocol):
     """Answers shadow requests with the candidate."""
 
     async def play_jobs(self, jobs: Sequence[ShadowJob]) -> list[ShadowResult]:
         """Returns one result for each job, in order."""
         ...
-
-
-class NoPlayer:
-    """A Player that drops every request."""
-
-    async def play_jobs(self, jobs: Sequence[ShadowJob]) -> list[ShadowResult]:
-        """Drops every job, since nothing plays shadow requests here."""
-        return [ShadowResult(outcome="dropped")] * len(jobs)
 
 
 class ServePlayer:
@@ -94,14 +89,14 @@ class ServePlayer:
         except (RayError, RayServeException) as error:
             self._handle = None
             logger.info("%d shadow requests are dropped: app %s raised %s", len(jobs), self._app, type(error).__name__)
-            return await NoPlayer().play_jobs(jobs)
+            return [DROPPED] * len(jobs)
         return results
 
 
 class Shadowing:
     """Collects shadow requests, passes them to a player in batches and reports each result. It lives in one event loop."""
 
-    def __init__(self, player: Player, *, max_open: int, batch_wait_s: float = BATCH_WAIT_S) -> None:
+    def __init__(self, player: Player | None, *, max_open: int, batch_wait_s: float = BATCH_WAIT_S) -> None:
         self._player, self._max_open, self._batch_wait_s = player, max_open, batch_wait_s
         self._num_open = 0
         self._waiting: list[tuple[ShadowJob, Callable[[ShadowResult], None]]] = []
@@ -126,9 +121,10 @@ class Shadowing:
 
     async def _play_batch(self, batch: list[tuple[ShadowJob, Callable[[ShadowResult], None]]]) -> None:
         jobs = [job for job, _ in batch]
-        results = await NoPlayer().play_jobs(jobs)  # what is reported where the player raises
+        results = [DROPPED] * len(jobs)  # what is reported where there is no player, or it raises
         try:
-            results = await self._player.play_jobs(jobs)
+            if self._player is not None:
+                results = await self._player.play_jobs(jobs)
         finally:  # whatever happened, the jobs are no longer open and the candidate's set is no longer busy with them
             self._num_open -= len(jobs)
             for (_, on_result), result in zip(batch, results, strict=True):

@@ -158,7 +158,7 @@ class Production:
         if self.candidate is None or not self.config.share:
             return self.champion
         if user is None:
-            is_candidate = _is_chosen(next(self._num_anonymous), self.config.share)
+            is_candidate = is_chosen(next(self._num_anonymous), self.config.share)
         else:
             is_candidate = user_position(user, self.config.salt) < self.config.share
         return self.candidate if is_candidate else self.champion
@@ -173,7 +173,7 @@ class Production:
         """Returns the candidate if this request of the champion's is to be copied to it; takes the share in turn."""
         if self.candidate is None or not self.config.shadow or answered_by.alias != "champion":
             return None
-        return self.candidate if _is_chosen(next(self._num_shadows), self.config.shadow) else None
+        return self.candidate if is_chosen(next(self._num_shadows), self.config.shadow) else None
 
 
 def parse_teams(user_config: Mapping[str, Any]) -> dict[str, TeamRoute]:
@@ -229,7 +229,7 @@ def model_of(team: ServedTeam, model: str) -> tuple[str, str | None]:
     return team.models[model]
 
 
-def _is_chosen(index: int, share: float) -> bool:
+def is_chosen(index: int, share: float) -> bool:
     """Whether request number `index` is one of the share, spread evenly: of the first n it takes floor(n * share)."""
     return int((index + 1) * share) > int(index * share)
 

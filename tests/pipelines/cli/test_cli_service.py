@@ -16,7 +16,7 @@ from pipelines.cli.main import app
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.run.stored_runs import stored_run
-from serve_apps.gateway.traffic.api_keys import KeyRing, read_keys
+from serve_apps.gateway.traffic.callers import KeyRing, read_keys
 
 pytestmark = pytest.mark.fast
 

@@ -9,7 +9,7 @@ import pytest
 from pipelines.cli.options import overrides
 from pipelines.config.run_config import load_config
 from serve_apps.authoring.yaml_text import read_yaml
-from serve_apps.gateway.traffic.api_keys import read_keys
+from serve_apps.gateway.traffic.callers import read_keys
 
 pytestmark = pytest.mark.fast
 

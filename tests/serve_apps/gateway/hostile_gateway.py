@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from serve_apps.gateway.http.http_server import make_server
+from serve_apps.gateway.http.connections import make_server
 from serve_apps.gateway.traffic.teams import ServedTeam, TeamRoute, TeamStores
 from serve_apps.policy.client import ContextExhausted
 from stores.types import Completion, FinishReason, GenerateRequest

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import psutil
 
-from serve_apps.gateway.traffic.api_keys import make_key, write_keys
+from serve_apps.gateway.traffic.callers import make_key, write_keys
 from tests.serve_apps.gateway.hostile_bodies import BODIES
 from tests.serve_apps.gateway.hostile_callers import CALLERS, Attack, Target, ask, connect
 from tests.serve_apps.gateway.hostile_connections import REQUESTS

@@ -19,7 +19,7 @@ from serve_apps.authoring.agent import Agent
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.team import TeamSpec
-from serve_apps.gateway.shadow.shadow_player import ShadowPlayer
+from serve_apps.gateway.shadow.shadows_app import ShadowPlayer
 from serve_apps.gateway.traffic.shadowing import ShadowJob
 from serve_apps.gateway.traffic.teams import TeamRoute
 from serve_apps.openai_api.protocol import RunRequest

@@ -13,7 +13,7 @@ import openai
 import pytest
 from gateway_scene import Scene
 
-from serve_apps.gateway.traffic.api_keys import make_key, write_keys
+from serve_apps.gateway.traffic.callers import make_key, write_keys
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 

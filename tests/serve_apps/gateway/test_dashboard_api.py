@@ -15,7 +15,7 @@ from waits import until
 
 from serve_apps.chat.tokenizer import load_tokenizer
 from serve_apps.gateway.traffic import trace_reader
-from serve_apps.gateway.traffic.api_keys import make_key, write_keys
+from serve_apps.gateway.traffic.callers import make_key, write_keys
 from stores.traces.store import TraceStore
 from stores.types import Purpose, Trace
 

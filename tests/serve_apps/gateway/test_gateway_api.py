@@ -15,7 +15,7 @@ import pytest
 from gateway_scene import Scene, deployed_team
 from waits import until
 
-from serve_apps.gateway.traffic.api_keys import CHECK_INTERVAL_S, KeyRing, make_key, write_keys
+from serve_apps.gateway.traffic.callers import CHECK_INTERVAL_S, KeyRing, make_key, write_keys
 from serve_apps.gateway.traffic.teams import Production, TeamRoute, user_position
 from serve_apps.openai_api.protocol import ApiError
 from stores.types import Sampling

@@ -19,8 +19,8 @@ from waits import until
 from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.rule import caller_credit
 from pipelines.examples.calculator import program as calculator
-from serve_apps.gateway.http.http_server import make_server
-from serve_apps.gateway.traffic.api_keys import make_key, write_keys
+from serve_apps.gateway.http.connections import make_server
+from serve_apps.gateway.traffic.callers import make_key, write_keys
 from serve_apps.gateway.traffic.peer_replicas import Status
 from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute, TeamStores
 from serve_apps.policy.client import PolicyCallError

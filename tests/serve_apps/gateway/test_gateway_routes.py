@@ -156,25 +156,6 @@ def test_undoing_a_change_keeps_what_another_team_made_of_the_port_meanwhile(
     assert cluster.apps["gateway-8000"]["args"]["host"] == "127.0.0.1", "a team without keys is there now"
 
 
-def test_teams_of_a_list_from_before_they_had_settings_keep_those_of_their_port(
-    cluster: Cluster, tiny_model: Path
-) -> None:
-    for name in ("demo", "other"):
-        put(tiny_model, name, 3)
-    entry = cluster.apps["gateway-8000"]
-    entry["args"] = GatewayConfig(keys_file="/all.json", max_in_flight=5).model_dump(mode="json")
-    for team in entry["deployments"][0]["user_config"]["teams"].values():
-        del team["settings"]
-    with pytest.raises(ValueError, match=r"served with gateway\.keys_file = /all\.json"):
-        put(tiny_model, "demo", 4, config=GatewayConfig(max_in_flight=5))
-    put(tiny_model, "demo", 4, config=GatewayConfig(keys_file="/demo.json", max_in_flight=5))
-    put(tiny_model, "other", 4, change="none")
-    teams = cluster.apps["gateway-8000"]["deployments"][0]["user_config"]["teams"]
-    kept = {name: team["settings"]["keys_file"] for name, team in teams.items()}
-    assert kept == {"demo": "/demo.json", "other": "/all.json"}
-    assert "keys_file" not in cluster.apps["gateway-8000"]["args"]
-
-
 def test_a_path_of_keys_is_read_from_the_folder_of_the_command(
     cluster: Cluster, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from test_gateway_episodes import ADD, MULTIPLY, Engine, Stage, chat, client_of
 from waits import until
 
 from pipelines.examples.calculator import program as calculator
-from serve_apps.gateway.traffic.api_keys import make_key, write_keys
+from serve_apps.gateway.traffic.callers import make_key, write_keys
 from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute
 from serve_apps.openai_api.protocol import ApiError
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serve_apps.config import GatewayConfig, GatewayPortConfig, GatewayTeamConfig
-from serve_apps.gateway.traffic.shared_port import settled
+from serve_apps.gateway.routes import settled
 
 pytestmark = pytest.mark.fast
 

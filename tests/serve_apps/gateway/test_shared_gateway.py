@@ -13,7 +13,7 @@ from gateway_scene import Scene, deployed_team
 from waits import until
 
 from serve_apps.config import CaptureConfig, GatewayTeamConfig
-from serve_apps.gateway.traffic.api_keys import SCOPES, make_key, write_keys
+from serve_apps.gateway.traffic.callers import SCOPES, make_key, write_keys
 from serve_apps.gateway.traffic.capture import MAX_SEARCHES
 from serve_apps.gateway.traffic.teams import TeamRoute, TeamStores
 from stores.traces.served import ServedStore

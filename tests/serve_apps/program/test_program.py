@@ -664,7 +664,10 @@ def test_another_program_is_another_team(tmp_path: Path) -> None:
     [
         ({}, "needs one of command, function and container, got none"),
         ({"command": ["x"], "function": "a:b"}, "got command and function"),
-        ({"command": ["x"], "answer": "first"}, "answer is 'output' or 'last_line', got 'first'"),
+        (
+            {"command": ["x"], "answer": "first"},
+            "workflow.settings.answer: Input should be 'output' or 'last_line' .got 'first'.",
+        ),
         ({"function": "pipelines.examples.calculator.program:none"}, "workflow.settings.function: .* has no 'none'"),
     ],
 )

@@ -28,7 +28,7 @@ from serve_apps.episode.team import AgentCall
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.telemetry import names
 from serve_apps.telemetry.episodes import Served, episode_spans
-from serve_apps.telemetry.texts import MAX_TEXT, messages
+from serve_apps.telemetry.spans import MAX_TEXT, messages
 from stores.types import EpisodeStatus, Task
 
 pytestmark = pytest.mark.fast

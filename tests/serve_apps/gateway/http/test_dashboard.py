@@ -12,7 +12,7 @@ from dashboard_scene import fill, over_http, team_route
 from gateway_scene import Scene
 from servers import free_port
 
-from serve_apps.gateway.traffic.api_keys import make_key, write_keys
+from serve_apps.gateway.traffic.callers import make_key, write_keys
 
 pytestmark = [pytest.mark.nightly, pytest.mark.needs_program("chromium")]
 

@@ -14,7 +14,7 @@ from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from serve_apps.gateway.traffic.api_keys import make_key, write_keys
+from serve_apps.gateway.traffic.callers import make_key, write_keys
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 

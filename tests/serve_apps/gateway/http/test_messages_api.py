@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from gateway_scene import Scene, deployed_team
 
-from serve_apps.gateway.traffic.api_keys import Holder, make_key, write_keys
+from serve_apps.gateway.traffic.callers import Holder, make_key, write_keys
 from serve_apps.gateway.traffic.teams import TeamRoute
 from serve_apps.openai_api.messages import message_events
 from serve_apps.openai_api.response_events import response_events

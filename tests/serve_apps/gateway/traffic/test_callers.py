@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from serve_apps.config import GatewayTeamConfig
-from serve_apps.gateway.traffic.api_keys import ApiKey, make_key, write_keys
-from serve_apps.gateway.traffic.callers import Callers
+from serve_apps.gateway.traffic.callers import ApiKey, Callers, make_key, write_keys
 from serve_apps.openai_api.protocol import ApiError
 
 pytestmark = pytest.mark.fast

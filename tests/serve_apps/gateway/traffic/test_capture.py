@@ -16,7 +16,7 @@ from gateway_scene import Scene, deployed_team
 from records import MakeTrace
 
 from serve_apps.config import CaptureConfig
-from serve_apps.gateway.traffic.api_keys import ApiKey, make_key, write_keys
+from serve_apps.gateway.traffic.callers import ApiKey, make_key, write_keys
 from serve_apps.gateway.traffic.capture import BATCH_CHARACTERS, Capture
 from serve_apps.gateway.traffic.redaction import NOT_READ, Redaction
 from serve_apps.gateway.traffic.teams import TeamRoute, TeamStores
@@ -125,7 +125,7 @@ async def test_the_loop_goes_on_while_a_pattern_takes_its_time(
     team, capture = scene.service.teams["demo"].champion, scene.service.capture
     slow = replace(make_trace(), started_at=time.time(), outcome_metadata={"note": "a." * 300_000 + " @"})
     key = ApiKey(name="web", sha256="0" * 64)
-    assert scene.service.keep_trace(slow, team=team, key=key, is_trainable=True) == "kept"
+    assert scene.service.capture.keep_trace(slow, team=team, key=key, is_trainable=True) == "kept"
     closing, num_turns = asyncio.ensure_future(capture.close()), 0
     while not closing.done():
         await asyncio.sleep(0.01)
@@ -260,15 +260,16 @@ async def test_long_answers_are_written_few_at_a_time_and_none_is_lost(
     production = scene.service.teams["demo"]
     batches: list[int] = []
     config = CaptureConfig(share=1.0, flush_s=3600.0)
-    capture = Capture(config, count=lambda _, num: batches.append(num) if num else None)
+    assert production.config.stores is not None
+    capture = Capture(
+        config, production.config.stores.served, count=lambda _, num: batches.append(num) if num else None
+    )
     _, key = make_key("caller", scopes=("call",), expires_at=None, requests_per_minute=None)
     sizes = [10, 10, BATCH_CHARACTERS - 5_000, 2 * BATCH_CHARACTERS, 10, 10]
     for number, size in enumerate(sizes):
         metadata = {"a": "x" * size}
         trace = make_trace(episode_id=f"chatcmpl-{number}", started_at=time.time(), outcome_metadata=metadata)
-        answered = capture.keep_trace(
-            production.config.stores, trace, team=production.champion, key=key, is_trainable=True
-        )
+        answered = capture.keep_trace(trace, team=production.champion, key=key, is_trainable=True)
         assert answered == "kept"
     await capture.close()
     assert batches == [3, 1, 2]

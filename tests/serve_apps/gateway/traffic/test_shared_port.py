@@ -21,7 +21,7 @@ from waits import wait_until
 from serve_apps.chat.tokenizer import load_tokenizer
 from serve_apps.config import CaptureConfig, GatewayConfig
 from serve_apps.gateway.routes import gateway_apps, gateway_statuses, route
-from serve_apps.gateway.traffic.api_keys import ApiKey, make_key, write_keys
+from serve_apps.gateway.traffic.callers import ApiKey, make_key, write_keys
 from serve_apps.gateway.traffic.teams import TeamRoute, TeamStores
 from serve_apps.policy.app_list import change, open_list
 from stores.traces.served import ServedStore

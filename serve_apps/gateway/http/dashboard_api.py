@@ -1,20 +1,30 @@
-"""admin_api: what the dashboard asks for: status and figures, stored traces, one task under several teams. It only reads."""
+"""dashboard_api: the page at `/`, and what it asks for: status and figures, stored traces, one task under several teams. It only reads."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 
-from serve_apps.gateway.http.api_state import ServiceDependency, TraceReaderDependency
+from serve_apps.gateway.http.answering import ServiceDependency
 from serve_apps.gateway.traffic.figures import Sums, by_version
 from serve_apps.gateway.traffic.peer_replicas import Status
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import DeployedTeam, Production
-from serve_apps.gateway.traffic.trace_reader import MAX_ROWS, as_json, compare_task, list_traces, read_trace
+from serve_apps.gateway.traffic.trace_reader import (
+    MAX_ROWS,
+    TraceReader,
+    as_json,
+    compare_task,
+    list_traces,
+    read_trace,
+)
+from serve_apps.openai_api.protocol import ApiError
 from stores.types import EpisodeStatus, Purpose
 
 ALIASES = ("champion", "candidate", "previous")
@@ -35,14 +45,30 @@ async def _of_admin(team: str, request: Request, service: ServiceDependency) -> 
 TeamOfAdmin = Annotated[Production, Depends(_of_admin)]
 """The team in the path, for callers whose key has the scope `admin` there."""
 
-router = APIRouter(prefix="/v1/admin")
+
+async def _trace_reader(request: Request) -> TraceReader:
+    reader: TraceReader = request.app.state.trace_reader
+    return reader
+
+
+TraceReaderDependency = Annotated[TraceReader, Depends(_trace_reader)]
+
+router, pages = APIRouter(prefix="/v1/admin"), APIRouter(include_in_schema=False)
+
+
+def add_dashboard(api: FastAPI) -> None:
+    """Adds the page, its files, which are read now, and what it asks for to an application."""
+    api.state.trace_reader, api.state.dashboard_files = TraceReader(), read_files()
+    api.include_router(router)
+    api.include_router(pages)
 
 
 @router.get("/status")
 async def get_status(request: Request, service: ServiceDependency) -> Response:
     """Returns the key's teams, their deployed versions with figures, and the requests in flight, of all replicas that answer."""
     teams = [service.teams[name] for name in sorted(service.keys_of(request, "admin"))]
-    others = [status for status in await service.peers.statuses() if status["replica"] != service.replica]
+    peers = [] if service.peers is None else await service.peers.statuses()
+    others = [status for status in peers if status["replica"] != service.replica]
     return _json_response(as_json(status_of(service, [service.status(), *others], teams)))
 
 
@@ -175,3 +201,43 @@ def summary(sums: Sums) -> dict[str, dict[str, float]]:
 
 def _json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+FOLDER = Path(__file__).parents[2] / "dashboard"
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; object-src 'none'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def read_files() -> dict[str, bytes]:
+    """Reads the page and its files, by file name."""
+    return {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
+
+
+@pages.get("/")
+async def get_page(request: Request) -> Response:
+    """Returns the page; it needs no API key."""
+    return _file_response(request, "index.html")
+
+
+@pages.get("/assets/{name}")
+async def get_asset(name: str, request: Request) -> Response:
+    """Returns one of the page's files; it needs no API key."""
+    return _file_response(request, name)
+
+
+def _file_response(request: Request, name: str) -> Response:
+    content = request.app.state.dashboard_files.get(name)
+    if content is None:
+        raise ApiError(404, f"the dashboard has no file {name!r}", code="not_found")
+    headers = HEADERS | {"ETag": f'"{sha256(content).hexdigest()[:32]}"'}
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
