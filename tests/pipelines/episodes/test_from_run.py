@@ -158,7 +158,7 @@ def test_tasks_that_the_run_holds_out_are_left_out_with_their_groups(tmp_path: P
 def test_a_shared_trace_store_keeps_one_copy_and_pins_only_what_is_trained_on(tmp_path: Path, tiny_model: Path) -> None:
     other = Stored(tmp_path / "runs", tiny_model)
     run = other.learner(**{"storage.traces": other.run.traces_uri})
-    collected = adopt_traces(run, 1, parse_source(run, "other@1", ""))
+    collected = adopt_traces(run, begin(run, STAGES["collect"], 1), parse_source(run, "other@1", ""))
     assert (collected.num_new, collected.traces.num_episodes) == (0, 16)
 
 
