@@ -27,8 +27,7 @@ import ray.data
 from pipelines.cluster.faults import InfrastructureLost
 from pipelines.config.sections import CollectConfig
 from pipelines.episodes.collector import EarlyStop, collectors, hand_over
-from pipelines.episodes.groups import Groups, StoppedBy
-from pipelines.episodes.pace import Pace, repeats_in_words
+from pipelines.episodes.groups import Groups, Pace, StoppedBy, repeats_in_words
 from pipelines.run.run import Run
 from pipelines.run.scoring import Ending, failures_alike, without_ids
 from pipelines.run.serving import app_names, capacities

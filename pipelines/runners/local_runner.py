@@ -4,13 +4,14 @@
                      ^                                                                                      │
                      └──────────────────────────────────────────────────────────────────────────────────────┘
 
-With `loop.max_lag` score and train have a lane of their own, see lanes.py. Every stage goes through the journal, so the same command
+With `loop.max_lag` score and train have a lane of their own, see `walk`. Every stage goes through the journal, so the same command
 continues where a killed one stopped. An iteration on the stored
 traces of another run (`train_on_traces`) is the same without sampling, as far as train.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,22 +26,23 @@ from pipelines.report.inspect import root_option, show_command
 from pipelines.report.progress import Screen
 from pipelines.report.record import REPORT_FILES, finish_parent, open_parent, record
 from pipelines.report.summaries import iteration_summary
-from pipelines.run.disk import check_disk
 from pipelines.run.iteration import NotDone
 from pipelines.run.iterations import unfinished_iterations
+from pipelines.run.kept_weights import check_disk
 from pipelines.run.run import Run
 from pipelines.run.serving import start
 from pipelines.run.stored_runs import stored_run
-from pipelines.run.watchdog import Watchdog
+from pipelines.run.watchdog import Watchdog, interrupt_thread
 from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
-from pipelines.runners.lanes import walk
-from pipelines.stages.steps import complete, do_step
-from pipelines.stages.table import Step
+from pipelines.stages.steps import DoStep, complete, do_step, wait_for_end
+from pipelines.stages.table import Step, engine_order
 from pipelines.stages.train import trainer_of
 from stores.journal.run_values import RunValue
-from stores.journal.stage_results import Collected, Decided, Measured, Trained
+from stores.journal.stage_results import Collected, Decided, Measured, Scored, Trained
 from stores.types import ModelVersionRef
 
+LANES_POLL_S = 0.1
+TRAINERS = (Scored.STAGE, Trained.STAGE)
 START_S = 60.0
 """What a start may take beyond what the config gives the engine or trainer itself."""
 
@@ -177,6 +179,81 @@ def _iterate(run: Run, todo: Sequence[int], screen: Screen, finished: Callable[[
     finally:
         if left:  # it was interrupted, or failed: the process that goes on with it adds the rest
             _add_wall(run, RunValue.WALL.of(left[0]), time.perf_counter() - began)
+
+
+def walk(run: Run, todo: Sequence[int], do: DoStep, *, promoted: Callable[[int], None]) -> None:
+    """Does every stage of the iterations `todo` with `loop.max_lag`, and calls `promoted` with each iteration that is through.
+
+        engines, this thread    collect 1  collect 2 | sync 1  evaluate 1  promote 1  collect 3 | sync 2 ...      engine_order
+        trainers, another one            score 1  train 1 |  score 2  train 2                 |  score 3 ...      one after another
+
+    Each lane waits for what it reads of the other's by the journal, so that a run which was stopped walks the same way again.
+    What fails in one lane is raised once the stage of the other has ended; Ctrl-C ends both.
+    """
+    with _TrainerLane(run, todo, do) as trainers:
+        for step in engine_order(run.config.iterations, run.config.loop.max_lag):
+            if step.iteration in todo:
+                trainers.raise_failure()
+                complete(run, step, do, waits=trainers.will_do, poll_s=LANES_POLL_S)
+                if step.stage == Decided.STAGE:
+                    promoted(step.iteration)
+
+
+class _Over(Exception):
+    """The other lane has ended before its end."""
+
+
+class _TrainerLane:
+    """Scores and trains in a thread of its own, one iteration after another."""
+
+    def __init__(self, run: Run, todo: Sequence[int], do: DoStep) -> None:
+        self._run = Run(run.config)  # a credit rule is a user's code, which evaluate uses at the same time
+        self._todo, self._do = todo, do
+        self._thread: threading.Thread | None = None
+        self._is_over = False
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainers")
+        self._work = self._pool.submit(self._walk)
+
+    def __enter__(self) -> _TrainerLane:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._is_over = kind is not None
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._interrupt()
+        wait_for_end(self._pool, [self._work], interrupt=self._interrupt)
+
+    def will_do(self, step: Step) -> bool:
+        """Whether a step is done here; raises what failed here."""
+        self.raise_failure()
+        return step.stage in TRAINERS
+
+    def raise_failure(self) -> None:
+        """Raises what failed in this lane."""
+        if self._work.done():
+            self._work.result()
+
+    def _walk(self) -> None:
+        for iteration in self._todo:
+            for stage in TRAINERS:
+                complete(self._run, Step(iteration, stage), self._interruptibly, waits=self._waits, poll_s=LANES_POLL_S)
+
+    def _waits(self, step: Step) -> bool:
+        if self._is_over:
+            raise _Over
+        return step.stage not in TRAINERS
+
+    def _interruptibly(self, run: Run, step: Step) -> None:
+        self._thread = threading.current_thread()
+        try:
+            self._do(run, step)
+        finally:  # while it waits, it ends by itself
+            self._thread = None
+
+    def _interrupt(self) -> None:
+        self._is_over = True
+        if self._thread is not None:
+            interrupt_thread(self._thread, KeyboardInterrupt)
 
 
 def _do_step(run: Run, step: Step, screen: Screen) -> None:

@@ -21,9 +21,9 @@ from pipelines.monitoring.watching import check_summary, unaccepted_alarm
 from pipelines.report.progress import Screen
 from pipelines.report.record import finish_parent, record
 from pipelines.run.champions import champion_version
-from pipelines.run.disk import check_disk
 from pipelines.run.iteration import Iteration
 from pipelines.run.iterations import QUIET_S, free_iteration, next_iteration, say_at_work
+from pipelines.run.kept_weights import check_disk
 from pipelines.run.run import Run
 from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
 from pipelines.runners.validate import check_tasks

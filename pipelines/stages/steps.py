@@ -1,7 +1,7 @@
 """steps: a step of a run -> it is done, and before it what is undone below it, each stage at most once by the journal.
 
     one process          it does every step
-    `loop.max_lag`       two threads do some steps each, and wait for those of the other (runners/lanes.py)
+    `loop.max_lag`       two threads do some steps each, and wait for those of the other (runners/local_runner.py)
     Airflow, one stage   steps of earlier iterations: somebody is at one ──> wait for it; nobody is any more ──> do it here
 
 Airflow has up to 1 + max_lag DAG runs at a time. One that waits for another holds no lease and no engines; what a DAG run
@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -134,13 +134,9 @@ def do_step(run: Run, step: Step, *, progress: Progress | None = None) -> None:
 
     pool = ThreadPoolExecutor(max_workers=len(groups))
     jobs = [pool.submit(work, group) for group in groups]
-    try:
-        result_of_all(jobs)
-    except KeyboardInterrupt:
-        interrupt()
-        raise
-    finally:
-        wait_for_end(pool, jobs, interrupt=interrupt)
+    wait_for_end(pool, jobs, interrupt=interrupt)
+    for job in jobs:
+        job.result()
 
 
 def run_stage(
@@ -234,26 +230,16 @@ def wait_for_end(pool: ThreadPoolExecutor, futures: Sequence[Future[Any]], *, in
 
     A pool's own `shutdown` takes a thread for ended once Ctrl-C has interrupted the wait for it.
     """
+
+    def until_done() -> None:
+        while left := [future for future in futures if not future.done()]:
+            wait(left, timeout=INTERRUPTIBLE_S)
+
     try:
-        _wait_until_done(futures)
+        until_done()
     except KeyboardInterrupt:
         interrupt()
-        _wait_until_done(futures)
+        until_done()
         raise
     finally:
         pool.shutdown(wait=all(future.done() for future in futures))
-
-
-def _wait_until_done(futures: Sequence[Future[Any]]) -> None:
-    while left := [future for future in futures if not future.done()]:
-        wait(left, timeout=INTERRUPTIBLE_S)
-
-
-def result_of_all(futures: Sequence[Future[Any]]) -> list[Any]:
-    """Returns the results; raises the first failure, and an interrupt of this thread within `INTERRUPTIBLE_S`."""
-    pending = set(futures)
-    while pending:
-        done, pending = wait(pending, timeout=INTERRUPTIBLE_S, return_when=FIRST_COMPLETED)
-        for future in done:
-            future.result()
-    return [future.result() for future in futures]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.episodes.collector import share_of
-from pipelines.episodes.pace import Pace, in_words, repeats_in_words
+from pipelines.episodes.groups import Pace, in_words, repeats_in_words
 from serve_apps.config import ServeConfig
 from serve_apps.policy.client import CallCounts
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pipelines.config.run_config import load_config
-from pipelines.run import disk
-from pipelines.run.disk import check_disk, disk_needs
+from pipelines.run import kept_weights
+from pipelines.run.kept_weights import check_disk, disk_needs
 from pipelines.run.run import Run
 from stores.files import write_file
 from stores.journal.stage_results import Decided
@@ -34,7 +34,7 @@ def run_of(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) ->
         probe = Probe(sequences=((1, 2),), logprobs=((-0.1,),))
         run.weights.commit(tiny_model, model_group="team", version=0, parent=None, run_id="r", iteration=0, probe=probe)
         large = SimpleNamespace(size_bytes=540 * MILLION, tensors={"w": ("F32", (135, MILLION))}, base=None)
-        monkeypatch.setattr(disk, "read_manifest", lambda ref: large)
+        monkeypatch.setattr(kept_weights, "read_manifest", lambda ref: large)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         return run
 

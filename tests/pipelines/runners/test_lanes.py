@@ -15,9 +15,8 @@ from stage_records import collected, decided, evaluated, finish, scored, synced,
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.runners import local_runner
-from pipelines.runners.lanes import walk
+from pipelines.runners.local_runner import walk
 from pipelines.stages import steps
-from pipelines.stages.steps import result_of_all
 from pipelines.stages.table import Step
 from stores.journal.run_values import RunValue
 from tests.waits import wait_until
@@ -224,12 +223,3 @@ def test_the_seconds_of_a_process_that_is_interrupted_count(
     assert through == [1]
     assert 0.02 <= seconds(RunValue.WALL.of(2)) <= took and seconds(RunValue.WALL.of(3)) == 0
     assert 0.9 * took <= seconds(RunValue.WALL) <= took
-
-
-def test_results_come_in_order_and_the_first_failure_is_raised() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor() as pool:
-        assert result_of_all([pool.submit(lambda x=x: x) for x in (3, 1, 2)]) == [3, 1, 2]
-        with pytest.raises(ZeroDivisionError):
-            result_of_all([pool.submit(lambda: 1 // 0), pool.submit(lambda: 1)])
