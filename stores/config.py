@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from stores.settings import Settings
-from stores.url_secrets import without_secrets
+from stores.urls import without_secrets
 
 
 def refuse_secrets(value: str) -> None:

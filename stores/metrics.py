@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stores.journal.stage_results import Collected, Evaluated, Measured
-from stores.placement import ON_HEAD
+from stores.resources import ON_HEAD
 
 NAMESPACE = "troupe"
 ACTOR_NAME = "meter"

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipelines.cluster.auth import auth_token, keep_token_private
 from pipelines.cluster.faults import InfrastructureLost
-from stores.proxies import ask_directly, is_loopback
+from stores.urls import ask_directly, is_loopback
 
 ANSWER_TIMEOUT_S = 10.0
 MAX_SOCKET_PATH = 107

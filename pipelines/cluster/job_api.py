@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pipelines.cluster.auth import auth_token, token_path
 from pipelines.config.schedule import ClusterConfig, check_address
 from serve_apps.http.peer import Answer, Peer, PeerError
-from stores.proxies import is_loopback
+from stores.urls import is_loopback
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from stores.by_name import how_to_get
 from stores.extensions import SECTIONS
-from stores.url_secrets import without_secrets
+from stores.urls import without_secrets
 
 
 def near(name: str, known: Iterable[str]) -> str:

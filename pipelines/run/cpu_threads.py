@@ -12,7 +12,7 @@ import os
 from math import prod
 
 from pipelines.run.run import Run
-from stores.cgroup import cpu_quota
+from stores.resources import cpu_quota
 from stores.weights.manifest import read_manifest, whole_model
 
 PARAMETERS_PER_THREAD = 20_000_000

@@ -23,7 +23,7 @@ from serve_apps.episode.team import TeamSpec
 from stores.files import is_uri, local_path
 from stores.journal.journal import DONE, HOLD_WAIT_S, Journal, Lease, StageKey
 from stores.journal.run_values import RunValue
-from stores.journal.sqlite_urls import sqlite_url
+from stores.journal.sqlite import sqlite_url
 from stores.journal.stage_results import Collected, Decided, TracesSource
 from stores.registry.registry import TeamRegistry
 from stores.registry.tracking import RunTracker

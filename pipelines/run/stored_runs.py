@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.config.run_config import parse_config
 from pipelines.run.run import Run
 from stores.journal.journal import Journal, RunRow
-from stores.journal.sqlite_urls import sqlite_url
+from stores.journal.sqlite import sqlite_url
 from stores.store_faults import UnreadableStore
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from pipelines.config.run_config import RunConfig
-from stores.cgroup import memory_limit
+from stores.resources import memory_limit
 from stores.weights.manifest import stored_dtype
 from stores.weights.model_folder import Tensors
 from train_loops.config import DeepSpeedConfig, TrainConfig

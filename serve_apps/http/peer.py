@@ -25,8 +25,7 @@ from typing import Any, Literal
 
 import httpx2
 
-from stores.proxies import direct_mounts
-from stores.url_secrets import without_secrets
+from stores.urls import direct_mounts, without_secrets
 
 Fault = Literal["peer", "address", "caller", "request"]
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})

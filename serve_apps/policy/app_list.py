@@ -16,8 +16,8 @@ import ray
 
 from stores.files import is_uri, local_path, read_file, write_file
 from stores.journal.waiting import waiting
-from stores.placement import ON_HEAD
-from stores.proxies import ask_directly
+from stores.resources import ON_HEAD
+from stores.urls import ask_directly
 
 NAMESPACE = "troupe"
 ACTOR_NAME = "app_list"

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio, Sampler
 
 from serve_apps.config import ENVIRONMENT, TelemetryConfig
-from stores.proxies import ask_directly
+from stores.urls import ask_directly
 
 logger = logging.getLogger(__name__)
 

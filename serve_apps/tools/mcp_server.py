@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from serve_apps.authoring.agent import ToolError, ToolFault
-from stores.url_secrets import without_secrets
+from stores.urls import without_secrets
 
 if TYPE_CHECKING:
     import mcp_types

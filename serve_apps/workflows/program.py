@@ -37,9 +37,9 @@ from serve_apps.program.server import SOCKET, EpisodeServer, episode_server
 from serve_apps.program.workers import Workers, workers_of_loop
 from serve_apps.tools.reference_fields import public_task
 from stores.by_name import open_by_name
-from stores.proxies import direct_hosts
 from stores.team_code import own_folders
 from stores.types import Task
+from stores.urls import direct_hosts
 
 
 class Program(Workflow):

@@ -21,8 +21,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from serve_apps.authoring.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.authoring.environment import Environment
 from serve_apps.http.peer import MAX_ANSWER_BYTES, fault_of, pause_s, read_json
-from stores.proxies import is_loopback
 from stores.types import Cause
+from stores.urls import is_loopback
 
 FULL = "CAPACITY_REACHED"
 PAUSE_S, MAX_PAUSE_S = 0.2, 5.0

@@ -28,8 +28,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.schema import CreateTable
 
 from stores.journal.process import is_dead, this_process
-from stores.journal.sqlite_reading import SqliteReader
-from stores.journal.sqlite_urls import absolute_sqlite
+from stores.journal.sqlite import SqliteReader, absolute_sqlite
 from stores.journal.waiting import waiting
 from stores.store_faults import UnreadableStore, name_sqlite_faults
 

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from stores.journal.sqlite_reading import SqliteReader
-from stores.journal.sqlite_urls import absolute_sqlite, sqlite_file
-from stores.proxies import ask_directly, is_loopback
+from stores.journal.sqlite import SqliteReader, absolute_sqlite, sqlite_file
 from stores.store_faults import UnreadableStore, name_sqlite_faults
+from stores.urls import ask_directly, is_loopback
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stores.files import read_file
-from stores.journal.sqlite_urls import sqlite_file
+from stores.journal.sqlite import sqlite_file
 from stores.registry.experiment import absolute, connect, numbers, open_experiment, open_run
 from stores.registry.team import KEY_TAG, Team, TeamVersion, about_name, about_version, tags_of
 

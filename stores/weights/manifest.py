@@ -1,21 +1,25 @@
-"""manifest: describes a model version, and proves by checksums that its files are whole."""
+"""manifest: describes a model version, and proves by checksums that its files are whole; headers and numbers of safetensors files."""
 
 from __future__ import annotations
 
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stores.codec import Record
 from stores.files import read_file
 from stores.types import ModelVersionRef
 from stores.weights.weight_files import MANIFEST, Folder, file_sha256
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_HEADER_BYTES = 100 << 20
 BITS_OF = {
@@ -27,9 +31,17 @@ BITS_OF = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
 """Bits of one number, by the dtypes of safetensors."""
-
 REMOVED = "was removed, since nothing needed it any more: maintain.keep_versions and maintain.weights_limit_gb say how many stay"
 """What is said of a version whose weights were removed."""
+EXPONENT_OF = {
+    "F16": ("<u2", 0x7C00),
+    "BF16": ("<u2", 0x7F80),
+    "F32": ("<u4", 0x7F800000),
+    "F64": ("<u8", 0x7FF0000000000000),
+}
+"""By dtype of safetensors: the integers as which its numbers are read, numpy having no bfloat16, and their bits that are all set in infinities
+and NaN only."""
+CHUNK_NUMBERS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,3 +210,33 @@ def tensors_of(folder: Path, names: list[str]) -> dict[str, tuple[str, tuple[int
     if not files:
         raise ValueError(f"{folder} holds no .safetensors file: save the model in Hugging Face layout first")
     return {name: entry for file in files for name, entry in read_safetensors_header(folder / file).items()}
+
+
+def refuse_not_finite(path: Path, *, of: str) -> None:
+    """Raises ValueError naming the first tensor of a safetensors file that holds infinity or NaN.
+
+    Reads the file once: 0.06 s per 100 million float32 numbers, a quarter of what their checksum takes.
+
+    Args: of: what the file is part of, for the message.
+    """
+    for name, (dtype, _, (begin, end)) in sorted(read_tensor_entries(path).items(), key=lambda item: item[1][2]):
+        if dtype not in EXPONENT_OF:
+            continue
+        integers, exponent = EXPONENT_OF[dtype]
+        if any((chunk & exponent).max() == exponent for chunk in _chunks(path, integers, begin, end)):
+            raise ValueError(
+                f"{of} is not stored: tensor {name} of {path.name} holds infinity or NaN. Its training diverged: lower the learning rate "
+                "(train.optimizer.lr, of a critic train.critic.optimizer.lr); or the model that it began from is damaged"
+            )
+
+
+def _chunks(path: Path, integers: str, begin: int, end: int) -> Iterator[NDArray[np.unsignedinteger]]:
+    """Yields the bytes of a file from `begin` to `end` as integers."""
+    import numpy as np  # not at the top: validate reads headers where only the core is installed
+
+    left = (end - begin) // np.dtype(integers).itemsize
+    with path.open("rb") as file:
+        file.seek(begin)
+        while left:
+            yield np.fromfile(file, dtype=integers, count=min(left, CHUNK_NUMBERS))
+            left -= min(left, CHUNK_NUMBERS)

@@ -22,8 +22,15 @@ from pathlib import Path
 
 from stores.files import FileEntry, is_uri, list_files, local_path, move_file, read_file, remove_folder
 from stores.types import ModelVersionRef
-from stores.weights.finite_weights import refuse_not_finite
-from stores.weights.manifest import Manifest, Probe, read_manifest, removed_at, tensors_of, verify_folder
+from stores.weights.manifest import (
+    Manifest,
+    Probe,
+    read_manifest,
+    refuse_not_finite,
+    removed_at,
+    tensors_of,
+    verify_folder,
+)
 from stores.weights.weight_cache import fetch
 from stores.weights.weight_files import MANIFEST, Folder
 

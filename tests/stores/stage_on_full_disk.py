@@ -15,7 +15,7 @@ from typing import Any
 from records import build_trace
 
 from stores.journal.journal import Journal, Lease, StageKey
-from stores.journal.sqlite_urls import sqlite_url
+from stores.journal.sqlite import sqlite_url
 from stores.traces.store import TraceStore
 from stores.types import Purpose
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stores.files import is_uri, list_files, remove_folder
-from stores.weights.finite_weights import refuse_not_finite
+from stores.weights.manifest import refuse_not_finite
 from train_loops.config import LossConfig
 from train_loops.train_job import TrainJob
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from stores import cgroup
+from stores import resources
 from stores.files import naming_file
 from stores.journal.stage_results import TrainAnswer, TrainParts
 from stores.logs import bound, carried
@@ -387,5 +387,5 @@ def release_if_scarce() -> None:
 def available_share() -> float:
     """Returns the share of memory that is available: of the machine, or of a container or job where that has less."""
     machine = psutil.virtual_memory()
-    share = cgroup.available_share()
+    share = resources.available_share()
     return min(machine.available / machine.total, 1.0 if share is None else share)

@@ -18,7 +18,7 @@ from typing import Any
 from stores.files import is_uri, local_path
 from stores.journal.stage_results import TrainAnswer
 from stores.journal.waiting import waiting
-from stores.placement import ON_HEAD
+from stores.resources import ON_HEAD
 from train_loops.config import TrainConfig
 from train_loops.train_job import TrainFailure, TrainJob
 from train_loops.worker.trainer import NAMESPACE

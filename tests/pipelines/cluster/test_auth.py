@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.cluster.auth import auth_token, keep_token_private
-from stores.proxies import is_loopback
+from stores.urls import is_loopback
 
 pytestmark = pytest.mark.fast
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stores.weights.finite_weights import CHUNK_NUMBERS, refuse_not_finite
-from stores.weights.manifest import Probe
+from stores.weights.manifest import CHUNK_NUMBERS, Probe, refuse_not_finite
 from stores.weights.store import WeightStore
 
 pytestmark = pytest.mark.test

@@ -10,7 +10,7 @@ import pytest
 import ray
 import ray.train
 
-from stores import cgroup
+from stores import resources
 from train_loops.worker import trainer
 from train_loops.worker.trainer import available_share, release_if_scarce
 
@@ -26,7 +26,7 @@ def test_available_is_what_the_machine_or_its_container_has_less_of(
 ) -> None:
     memory = SimpleNamespace(total=1_000_000, available=int(machine * 1_000_000))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(cgroup, "available_share", lambda: container)
+    monkeypatch.setattr(resources, "available_share", lambda: container)
     assert available_share() == pytest.approx(share)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stores.cgroup import available_share, cpu_quota, memory_limit, own_groups
+from stores.resources import available_share, cpu_quota, memory_limit, own_groups
 
 pytestmark = pytest.mark.fast
 

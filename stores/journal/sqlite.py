@@ -1,4 +1,4 @@
-"""sqlite_reading: a SQLite file -> transactions that only read it, wherever it lies; nothing is written beside it.
+"""sqlite: the path of a SQLite file <-> its URL, and transactions that only read it; nothing is written beside it.
 
     nothing beside the file to be     opened as immutable: without locks, and without files beside it. Whether somebody wrote to it
     taken into account                meanwhile is looked at afterwards, and then it is read again
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn, TypeVar
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, unquote
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -29,13 +29,49 @@ from sqlalchemy.pool import NullPool
 from stores.store_faults import UnreadableStore, damaged, sqlite_fault
 
 T = TypeVar("T")
-
 PENDING = ("-wal", "-journal")
 """Ends of the names of the files that hold what is not in the file itself yet, or must be taken back there."""
 ATTEMPTS = 5
 TIMEOUT_S = 30.0
 UNUSABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
 """What SQLite answers where it may not, or cannot, write beside the file."""
+OPTIONS = frozenset(
+    {"timeout", "isolation_level", "detect_types", "check_same_thread", "cached_statements", "uri"}  # Python's module
+    | {"mode", "cache", "immutable", "nolock", "psow", "vfs"}  # SQLite itself, with uri=true
+)
+"""What may follow the `?` of such a URL."""
+
+
+def sqlite_url(path: str | Path) -> str:
+    """Returns the URL of a file, whatever characters its path has."""
+    return sa.URL.create("sqlite", database=str(path)).render_as_string()
+
+
+def absolute_sqlite(text: str) -> sa.URL:
+    """Returns the URL in a text, with a path that does not depend on the current folder.
+
+    A `?` begins options only where options follow: else it is one of the path that was not escaped, and SQLAlchemy would
+    write to another file. Raises ValueError for an option that SQLite does not know.
+    """
+    head, _, rest = text.partition("?")
+    url = sa.make_url(head)
+    if "/" in rest or (rest and "=" not in rest):
+        url = url.set(database=f"{url.database or ''}?{unquote(rest)}")
+    elif rest:
+        unknown = [name for name, _ in parse_qsl(rest, keep_blank_values=True) if name not in OPTIONS]
+        if unknown:
+            raise ValueError(f"{text!r}: SQLite has no option {unknown[0]!r}; in a path, write ? as %3F")
+        url = sa.make_url(text)
+    is_file = url.database and url.database != ":memory:"
+    return url.set(database=str(Path(url.database or "").absolute())) if is_file else url
+
+
+def sqlite_file(text: str) -> Path | None:
+    """Returns the file that a SQLite URL names; None for any other URL."""
+    if not text.startswith("sqlite:///"):
+        return None
+    database = absolute_sqlite(text).database
+    return None if database in (None, "", ":memory:") else Path(database or "")
 
 
 class SqliteReader:

@@ -1,4 +1,4 @@
-"""cgroup: the control groups (version 2) that this process is in -> the cores and the memory that they allow it.
+"""resources: the cores and the memory that control groups (version 2) allow this process, and what Ray calls the head node.
 
     /proc/self/cgroup: 0::/user/job7 ──> /sys/fs/cgroup/user/job7, /sys/fs/cgroup/user, /sys/fs/cgroup: the tightest limit holds
 
@@ -15,6 +15,10 @@ from typing import TypeVar
 T = TypeVar("T")
 ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+ON_HEAD = {"node:__internal_head__": 0.001}
+"""Ray resources that only the head node has. The actors of which a cluster has one each run there, like Serve's controller: the loss
+of another node never ends one of them, and the loss of the head ends the cluster anyway. Apps are deployed through the head's
+dashboard, which often listens on that machine only."""
 
 
 def own_groups(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Path]:

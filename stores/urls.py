@@ -1,4 +1,4 @@
-"""proxies: addresses of this machine -> requests that go there directly, whatever HTTP_PROXY says. Standard library only.
+"""urls: which addresses are this machine's and asked without a proxy, and texts without the passwords in their URLs. Standard library only.
 
 Many companies set HTTP_PROXY for every process and no NO_PROXY: then each client asks the proxy for 127.0.0.1, too.
 """
@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+HIDDEN = "..."
+USER = re.compile(r"(?<=://)(?P<begin>[^\s/?#:@]*:)(?P<secret>[^\s/?#]+)(?=@)")
+"""What stands between the user and the host."""
+OPTION = re.compile(
+    r"(?P<begin>[?&;][A-Za-z0-9_.-]*(?:password|passwd|pwd|secret|token|access_key)=)(?P<secret>[^\s&;#]+)",
+    re.IGNORECASE,
+)
+"""An option whose name says that it is secret."""
 
 
 def is_loopback(address: str) -> bool:
@@ -50,3 +59,12 @@ def direct_mounts(urls: Iterable[str]) -> dict[str, None]:
     """Returns the `mounts` of an httpx client that asks those of `urls` that are on this machine without a proxy."""
     hosts = {urlsplit(url).hostname or "" for url in urls if is_loopback(url)}
     return {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in sorted(hosts)}
+
+
+def without_secrets(text: str) -> str:
+    """Returns a text with `...` for every password in its URLs."""
+    if "://" not in text:
+        return text
+    for pattern in (USER, OPTION):
+        text = pattern.sub(lambda match: match["begin"] + HIDDEN, text)
+    return text

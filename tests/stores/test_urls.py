@@ -7,16 +7,24 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import httpx
 import pytest
 
-from stores.proxies import ask_directly, direct_hosts, direct_mounts, is_loopback
+from pipelines.config.run_config import load_config
+from stores.urls import ask_directly, direct_hosts, direct_mounts, is_loopback, without_secrets
 
 pytestmark = pytest.mark.fast
 
+
 NOWHERE = "http://127.0.0.1:9"
+
+
 NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+DEMO = Path(__file__).parents[2] / "infra/runs/demo.yaml"
 
 
 @pytest.fixture
@@ -105,3 +113,44 @@ def test_what_excludes_everything_goes_on_excluding_everything(
     monkeypatch.setenv(name, value)
     ask_directly("http://10.0.0.1:8265")
     assert urllib.request.proxy_bypass("elsewhere.example")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql+psycopg://troupe:s3cret@host/troupe", "postgresql+psycopg://troupe:...@host/troupe"),
+        (
+            "postgresql://troupe@host/d?password=s3cret&sslmode=require",
+            "postgresql://troupe@host/d?password=...&sslmode=require",
+        ),
+        ("s3://key:s3cret/x@bucket", "s3://key:s3cret/x@bucket"),
+        ("s3://key:s3cret@bucket/a", "s3://key:...@bucket/a"),
+        ("https://h/a?X-Amz-Security-Token=s3cret", "https://h/a?X-Amz-Security-Token=..."),
+        ("mongodb://u:p@s3cret@host/d", "mongodb://u:...@host/d"),
+        ("redis://:s3cret@host", "redis://:...@host"),
+        ("two http://a:s3cret@b and http://c:s3cret@d", "two http://a:...@b and http://c:...@d"),
+        ("sqlite:///a/b.db", "sqlite:///a/b.db"),
+        ("http://127.0.0.1:5000/a?token_count=3", "http://127.0.0.1:5000/a?token_count=3"),
+        ("mail a:b@c", "mail a:b@c"),
+    ],
+)
+def test_a_password_is_replaced_and_nothing_else(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("storage.journal", "postgresql+psycopg://troupe:s3cret@host/troupe"),
+        ("storage.journal", "postgresql+psycopg://troupe@host/troupe?password=s3cret"),
+        ("storage.mlflow", "http://me:s3cret@mlflow:5000"),
+        ("model_groups.solver_verifier.model", "s3://key:s3cret@bucket/model"),
+        ("workflow.settings", {"environment": {"DATABASE_URL": "postgresql://a:s3cret@h/d"}}),
+        ("cluster.address", "http://me:s3cret@head:8265"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_run_config_with_a_password_is_refused_and_does_not_show_it(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match="holds a password, and a run config is stored and shown") as refused:
+        load_config(DEMO, {key: value})
+    assert "s3cret" not in str(refused.value) and key.split(".")[0] in str(refused.value)
