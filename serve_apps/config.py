@@ -16,8 +16,11 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 class ServeConfig(Settings):
-    """This section sets how the policy app of a model group runs: a vLLM engine per replica."""
+    """This section sets how the policy app of a model group runs: an engine per replica."""
 
+    engine_kind: str = Field("vllm", json_schema_extra=IDENTITY_IF_CHANGED)
+    """What samples: `vllm`; `transformers`, which is slow, samples one sequence at a time and needs no vLLM; or an engine of your
+    own as `package.module:Class`, a subclass of `serve_apps.engines.port.Engine`."""
     num_replicas: int = Field(1, ge=1, json_schema_extra=NOT_IDENTITY)
     """The number of engines that serve the same weights. Raise it for more episodes at once."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
@@ -52,7 +55,7 @@ class ServeConfig(Settings):
     chat template, such as `<think>`, or `none`: thoughts are left in the text. It is about answers to chats, and changes neither what
     is sampled nor what workflows and judges read."""
     engine: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of vLLM's `AsyncEngineArgs`, passed on as they are."""
+    """Further arguments of vLLM's `AsyncEngineArgs`, passed on as they are; an engine of your own may read them as it likes."""
     start_timeout_s: float = Field(300, gt=0, json_schema_extra=NOT_IDENTITY)
     """The time in seconds within which an engine must have started. Raise it for large models and slow disks."""
     health_check_period_s: float = Field(5, gt=0)
@@ -80,6 +83,17 @@ class ServeConfig(Settings):
         return data
 
     @model_validator(mode="after")
+    def _settings_are_of_the_engine(self) -> Self:
+        foreign = [
+            name
+            for name in OF_VLLM
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
+        ]
+        if self.engine_kind == "transformers" and foreign:
+            raise ValueError(f"serve.{foreign[0]} is a setting of vLLM's engine: drop it, or take engine_kind: vllm")
+        return self
+
+    @model_validator(mode="after")
     def _block_size_fits(self) -> Self:
         if self.block_size != "auto" and self.gpus == 0 and self.block_size % 32:
             raise ValueError(f"serve.block_size = {self.block_size}: take a multiple of 32 on a CPU, or `auto`")
@@ -101,6 +115,8 @@ class ServeConfig(Settings):
         return engine
 
 
+OF_VLLM = ("tensor_parallel_size", "block_size", "engine")
+"""Settings that mean nothing to the engine of transformers."""
 OF_CONSTRAINTS = frozenset({"structured_outputs_config", "reasoning_parser", "tokenizer_mode"})
 """Settings of the engine that the masks of constrained turns depend on."""
 

@@ -94,6 +94,10 @@ def families(tasks: Iterable[Task]) -> dict[str, str]:
     return {task.task_id: str(task.metadata[FAMILY]) for task in tasks if task.metadata.get(FAMILY) not in (None, "")}
 
 
+FILTERS: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""The settings of `Sampling` that cut the distribution, each with the value at which it does not."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """The settings by which a completion is sampled. Turns that train must be unfiltered: see `is_unfiltered`."""
@@ -111,18 +115,25 @@ class Sampling:
     def is_unfiltered(self) -> bool:
         """Says whether the sampling distribution is the policy's own: scaled by temperature, and over the tokens that the
         constraint allows."""
-        return self.top_p == 1.0 and self.top_k == 0 and self.min_p == 0.0 and self.temperature > 0
+        return self.temperature > 0 and all(getattr(self, name) == off for name, off in FILTERS.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One model call, given as token ids."""
+    """One model call, given as token ids. It crosses to the engine as it is."""
 
     request_id: str
     model_group: str
     prompt_token_ids: Sequence[int]
     sampling: Sampling
     seed: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What else changes the sampling, for callers of a gateway: penalties, `logit_bias` and the like, by vLLM's names. What is
+    trained on never has any."""
+    top_logprobs: int = 0
+    """How many of the most likely tokens are told at each position."""
+    is_streamed: bool = False
+    """Whether tokens are told as they are sampled, and not all at the end, which costs less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 import tempfile
 import time
 from typing import Any
 
 from pipelines.cluster.auth import auth_token, keep_token_private
 from pipelines.cluster.faults import InfrastructureLost
+from stores.inside_ray import AUTHENTICATION_LOGGER, forget_serve_client, use_token
 from stores.urls import ask_directly, is_loopback
 
 ANSWER_TIMEOUT_S = 10.0
@@ -35,9 +35,9 @@ def connect(address: str = "") -> None:
     if ray.is_initialized():
         return
     if is_loopback(address) and auth_token():
-        _use_token()
-    _forget_earlier_serve()
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+        use_token()
+    forget_serve_client()
+    logging.getLogger(AUTHENTICATION_LOGGER).setLevel(logging.ERROR)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if not address:
@@ -58,24 +58,6 @@ def connect(address: str = "") -> None:
             f"the cluster at {address!r} runs another version of Ray or Python than this environment ({_in_a_line(error)}): "
             "use the environment that its nodes were started from, or start them from this one"
         ) from None
-
-
-def _forget_earlier_serve() -> None:
-    """Has Ray Serve look for the controller of the next cluster, where the process was connected to one before.
-
-    Serve keeps its client as long as Ray's job id is the same, and the first job of every cluster has the same one.
-    """
-    if context := sys.modules.get("ray.serve.context"):
-        context._set_global_client(None)
-
-
-def _use_token() -> None:
-    """Makes this process send Ray's token, which a head of `make up` wants, unless RAY_AUTH_MODE says otherwise."""
-    from ray._private.authentication.authentication_token_setup import Config
-
-    if "RAY_AUTH_MODE" not in os.environ:
-        os.environ["RAY_AUTH_MODE"] = "token"
-        Config.initialize("")  # Ray read its settings as it was imported; it does this itself for a head of its own
 
 
 def connect_for_good(address: str = "") -> None:

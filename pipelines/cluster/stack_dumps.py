@@ -25,6 +25,8 @@ from typing import Any
 
 import psutil
 
+from stores.inside_ray import session_name
+
 MAX_PROCESSES = 64
 """Per machine."""
 DUMP_TIMEOUT_S = 10.0
@@ -47,7 +49,7 @@ def write_stack_dumps(path: Path, *, title: str) -> None:
         file.flush()
         faulthandler.dump_traceback(file=file, all_threads=True)
     with path.open("a") as file:  # appended part by part: a later part that fails leaves the earlier ones
-        session = _session()
+        session = session_name()
         if session:
             file.write(f"\n== processes of {session} on this machine\n{stack_dumps_here(session)}\n")
             file.flush()
@@ -124,16 +126,6 @@ def _py_spy() -> str | None:
     """Ray's dashboard brings it along, beside this interpreter."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if beside.is_file() else shutil.which("py-spy")
-
-
-def _session() -> str:
-    """Name of the Ray session that this process is connected to, empty if none."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return ""
-    from ray._private.worker import global_worker
-
-    return str(global_worker.node.session_name) if global_worker.node is not None else ""
 
 
 def _stack_dumps_elsewhere(session: str) -> list[tuple[str, str]]:

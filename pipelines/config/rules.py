@@ -10,6 +10,7 @@ from pipelines.config import training_rules as training
 from pipelines.config.messages import near
 from pipelines.config.run_sections import RunSections
 from pipelines.figures.registry import FIGURES, own_name
+from stores.types import FILTERS
 
 DOTTED_PATH = re.compile(r"[\w.]+:\w+")
 
@@ -70,9 +71,9 @@ def trained_agents_exist(config: RunSections) -> None:
 
 
 def sampling_is_unfiltered(config: RunSections) -> None:
-    """Training turns are sampled from the policy's own distribution, which top_p, top_k and min_p would cut."""
+    """Training turns are sampled from the policy's own distribution, which filters would cut."""
     for name, agent in config.agents.items():
-        for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        for key, off in FILTERS.items():
             value = getattr(agent, key)
             if value is not None and value != off:
                 raise ValueError(

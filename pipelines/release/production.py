@@ -21,7 +21,7 @@ from pipelines.run.serving import app_names, serve, start
 from serve_apps.gateway.routes import Change, check_settings, gateway_statuses, gateway_teams, route
 from serve_apps.gateway.traffic.peer_replicas import Status
 from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute, TeamStores
-from serve_apps.policy.deployment import set_low_priority
+from serve_apps.policy.live_settings import set_low_priority
 from stores.journal.journal import Lease
 from stores.journal.waiting import waiting
 from stores.registry.team import Team

@@ -11,13 +11,13 @@ from pipelines.run.cpu_threads import engine_threads
 from pipelines.run.kept_weights import DEPLOYED_FILE, STATE_FILE
 from pipelines.run.run import Run
 from serve_apps.config import ServeConfig
-from serve_apps.policy.adapters import AdapterRoom
+from serve_apps.engines.port import AdapterRoom
 from serve_apps.policy.app_list import deployed_apps
 from serve_apps.policy.deployment import PolicyAppSpec, ServedModel, ensure_apps, served_models, sync_apps
+from serve_apps.policy.live_settings import wake_apps
 from serve_apps.policy.proof import Proof
 from serve_apps.policy.proof_limits import Limits
 from serve_apps.policy.proving import Target
-from serve_apps.policy.sleeping_apps import wake_apps
 from stores.files import write_file
 from stores.types import ModelVersionRef
 from stores.weights.manifest import stored_dtype, whole_model

@@ -24,10 +24,11 @@ from serve_apps.authoring.choices import Choice
 from serve_apps.authoring.parsers import Parsers
 from serve_apps.authoring.workflow import Workflow, load_carried, load_workflow
 from serve_apps.config import CPU_HEAD_SIZES
+from serve_apps.engines.port import engine_class
 from serve_apps.workflows.alone import task_input
 from stores.by_name import open_by_name
 from stores.team_code import collect_code
-from stores.types import Task, families
+from stores.types import FILTERS, Task, families
 from stores.weights.model_folder import Tensors, read_tensors, why_windowed
 
 
@@ -82,7 +83,7 @@ def _check_agents(config: RunConfig, workflow: Workflow) -> None:
         if not sampling.is_unfiltered:
             raise ValueError(
                 f"agents.{name}: it would be sampled with {sampling}, but training turns need a temperature above 0 and "
-                "nothing filtered (top_p 1, top_k 0, min_p 0): change the workflow's Agent, or set it in this section"
+                f"nothing filtered ({', '.join(f'{name} {off:g}' for name, off in FILTERS.items())}): change the workflow's Agent, or set it in this section"
             )
 
 
@@ -197,7 +198,9 @@ def _check_models(config: RunConfig, workflow: Workflow) -> list[str]:
     notes: list[str] = []
     models: dict[str, tuple[dict[str, Any], Tensors]] = {}
     for group, settings in config.model_groups.items():
-        tiny, max_model_len = config.tiny_model(group), config.serve_config(group).max_model_len
+        tiny, serve = config.tiny_model(group), config.serve_config(group)
+        max_model_len = serve.max_model_len
+        engine_class(serve.engine_kind)
         if tiny is not None:
             shape = {
                 **tiny.model_dump(),
@@ -283,10 +286,11 @@ def _check_heads(config: RunConfig, group: str, shape: dict[str, Any]) -> None:
     """ValueError where engines on a CPU would die at the first request, because attention there does not take such heads."""
     hidden, heads = shape.get("hidden_size"), shape.get("num_attention_heads")
     size = shape.get("head_dim") or (hidden // heads if hidden and heads else None)
-    if config.serve_config(group).gpus == 0 and size is not None and size not in CPU_HEAD_SIZES:
+    serve = config.serve_config(group)
+    if serve.engine_kind == "vllm" and serve.gpus == 0 and size is not None and size not in CPU_HEAD_SIZES:
         raise ValueError(
             f"model_groups.{group}.model: its attention heads have {size} numbers (head_dim of config.json); on a CPU vLLM takes "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))}: serve it on a GPU (serve.gpus: 1) or take another model"
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}: serve it on a GPU (serve.gpus: 1), by serve.engine_kind: transformers, or take another model"
         )
 
 

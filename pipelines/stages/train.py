@@ -197,7 +197,7 @@ def gpus_for_training(run: Run, model_group: str = "") -> Iterator[None]:
         yield
         return
     from pipelines.run.serving import app_names  # imports ray.serve, which stage train needs for nothing else
-    from serve_apps.policy.sleeping_apps import put_to_sleep, wake_apps
+    from serve_apps.policy.live_settings import put_to_sleep, wake_apps
 
     groups = [model_group] if model_group else list(run.config.model_groups)
     train_s = sum(run.config.train_config(group).stage_timeout_s for group in groups)

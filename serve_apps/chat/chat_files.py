@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serve_apps.chat.end_tokens import configured_end_ids
 from serve_apps.chat.template_process import TemplateFault, render
+from serve_apps.chat.tokenizer import configured_end_ids
 from stores.files import read_json_object
 
 TEMPLATE = "chat_template.jinja"

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from serve_apps.chat.control_tokens import ControlTokens, MarkedText
-from serve_apps.chat.end_tokens import configured_end_ids
+from stores.files import read_json_object
 
+TOKENIZER_FILE = "tokenizer.json"
 ANSWER = "Answer-1"
 EXCHANGE = (
     {"role": "user", "content": "Question-1"},
@@ -324,3 +325,34 @@ class TokenStream:
 def load_tokenizer(folder: str) -> ChatTokenizer:
     """Returns the tokenizer of a folder, loaded once per process."""
     return ChatTokenizer(folder)
+
+
+def configured_end_ids(folder: Path) -> list[int]:
+    """Returns what config and generation config of a folder say ends a completion, in ascending order.
+
+    The two may differ, and the tokenizer may name a third: a base model's configs name the end of a document where its tokenizer
+    names the end of a turn. ValueError names the file whose `eos_token_id` is no token id.
+    """
+    ids: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        file = folder / name
+        if not file.is_file():
+            continue
+        settings = read_json_object(file)
+        for part in (settings, settings.get("text_config")):
+            eos = part.get("eos_token_id") if isinstance(part, dict) else None
+            for token in eos if isinstance(eos, list) else [] if eos is None else [eos]:
+                if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+                    raise ValueError(f"{file}: eos_token_id = {eos!r} is no token id and no list of them: correct it")
+                ids.add(token)
+    return sorted(ids)
+
+
+def stop_token_ids(folder: Path) -> list[int]:
+    """Returns every token that a model folder says ends a completion: see `ChatTokenizer.end_ids`.
+
+    Without a tokenizer in the folder, those of its two configs.
+    """
+    if not (folder / TOKENIZER_FILE).is_file():
+        return configured_end_ids(folder)
+    return sorted(load_tokenizer(str(folder)).end_ids)

@@ -1,4 +1,4 @@
-"""form_process: `python -m serve_apps.openai_api.form_process`: forms as lines of JSON -> constraints, see `forms`.
+"""form_process: `python -m serve_apps.openai_api.form_process`: forms as lines of JSON -> constraints, see `constraints`.
 
 Each form is compiled in a fork of this process, for the tokenizer of its model, by the compiler of vLLM's engines, and some tokens
 are chosen under it. A fork has everything loaded, and may be killed.
@@ -27,6 +27,7 @@ from serve_apps.openai_api.constraints import constraint_of, constraint_text
 from serve_apps.openai_api.protocol import MAX_ECHO, ApiError
 from serve_apps.openai_api.thoughts import ThoughtReader
 from serve_apps.openai_api.tool_formats import OfferedTools
+from stores.traces.grammars import compiled
 
 TRIAL_CPU_S = 2
 TRIAL_S = 20.0
@@ -80,31 +81,18 @@ def constraint_for(asked: Mapping[str, Any]) -> str:
 def _tried(folder: str, constraint: str) -> str:
     """Returns why a constraint cannot be used; empty where it can."""
     form = {kind: value for kind, value in json.loads(constraint).items() if kind != "end_ids"}
-    ((kind, value),) = form.items()
-    if kind == "grammar":
-        from vllm.v1.structured_output.utils import grammar_is_likely_lark
-
-        kind = "lark" if grammar_is_likely_lark(value) else kind
     _vocabulary(folder)
-    return _in_a_fork(lambda: _compile(folder, kind, value))
+    return _in_a_fork(lambda: _compile(folder, form))
 
 
-def _compile(folder: str, kind: str, value: Any) -> str:
+def _compile(folder: str, form: Mapping[str, Any]) -> str:
     import numpy as np
     import xgrammar
 
     vocabulary = _vocabulary(folder)
     compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
-    text = value if isinstance(value, str) else json.dumps(value)
-    compilers: dict[str, Callable[[str], Any]] = {
-        "json": compiler.compile_json_schema,
-        "regex": compiler.compile_regex,
-        "grammar": compiler.compile_grammar,
-        "lark": getattr(compiler, "compile_lark", compiler.compile_grammar),
-        "structural_tag": compiler.compile_structural_tag,
-    }
     try:
-        grammar = compilers[kind](text)
+        grammar = compiled(compiler, form)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the compiler has several kinds of errors, and each is a fault of the form

@@ -1,9 +1,7 @@
 """messages: Anthropic's Messages API as a form of the chat API, by the code of vLLM's own server.
 
-    POST /v1/messages ──chat_of_messages──> ChatRequest ──> chat completion ──message_of──────> message
-                                                        └──> its events      ──message_events──> server-sent events
-
-vLLM's models and converters need no engine. `load_converters` imports them, which takes seconds and 0.7 GB.
+POST /v1/messages ──chat_of_messages──> ChatRequest ──> chat completion ──message_of──────> message
+                                                    └──> its events      ──message_events──> server-sent events
 """
 
 from __future__ import annotations
@@ -11,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from importlib import import_module
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
+from serve_apps.engines.vllm.messages import chat_body, message_body, message_lines
 from serve_apps.openai_api.chat_request import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatRequest
 from serve_apps.openai_api.protocol import (
     MAX_ECHO,
@@ -68,27 +66,15 @@ class MessagesRequest(CountRequest):
         return user if isinstance(user, str) else None
 
 
-def load_converters() -> None:
-    """Imports what the functions below use of vLLM."""
-    import_module("vllm.entrypoints.anthropic.serving")
-
-
 def chat_of_messages(request: CountRequest) -> ChatRequest:
     """Returns the chat that a request asks for; ApiError 400 where vLLM's model or the chat API refuses it."""
-    from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
-    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-
-    kind = AnthropicMessagesRequest if isinstance(request, MessagesRequest) else AnthropicCountTokensRequest
     try:
-        asked = kind.model_validate(request.model_dump(exclude_unset=True))
-        chat = AnthropicServingMessages.to_chat_completion_request(asked)
-        body = chat.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        body = chat_body(request.model_dump(exclude_unset=True), is_count=not isinstance(request, MessagesRequest))
         unread = [said for field, said in UNREAD.items() if body.pop(field, None) is not None]
         chat_request = ChatRequest.model_validate(body)
     except ValidationError as error:
         raise invalid_body_error(list(error.errors())) from None
     except (ValueError, TypeError, AttributeError) as error:
-        # vLLM's models leave open what is in a tool's result, and its converter takes it for text and sources of images.
         raise ApiError(
             400,
             f"messages: a block is not as the Messages API has it: {str(error)[:MAX_ECHO]}",
@@ -101,22 +87,14 @@ def chat_of_messages(request: CountRequest) -> ChatRequest:
 
 def message_of(reply: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a chat completion of one choice as a message."""
-    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
-
-    nobody = cast(AnthropicServingMessages, None)  # the converters use nothing of a server
-    message = AnthropicServingMessages.messages_full_converter(nobody, ChatCompletionResponse.model_validate(reply))
-    body: dict[str, Any] = message.model_dump(mode="json", exclude_none=True)
-    return {"stop_reason": None, "stop_sequence": None, **body, "troupe": reply["troupe"]}
+    return {"stop_reason": None, "stop_sequence": None, **message_body(reply), "troupe": reply["troupe"]}
 
 
 async def message_events(events: AsyncGenerator[str]) -> AsyncGenerator[str]:
     """Yields the data lines of a streamed chat completion as the events of a message; an error ends them.
 
-    Closing the iterator closes `events`, too. vLLM's converter does not close what it reads.
+    Closing the iterator closes `events`, too.
     """
-    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-
     errors: list[str] = []
 
     async def until_error() -> AsyncGenerator[str]:
@@ -126,9 +104,7 @@ async def message_events(events: AsyncGenerator[str]) -> AsyncGenerator[str]:
                 return
             yield event
 
-    nobody = cast(AnthropicServingMessages, None)
-    convert = AnthropicServingMessages.message_stream_converter
-    async with aclosing(events), aclosing(until_error()) as lines, aclosing(convert(nobody, lines)) as converted:
+    async with aclosing(events), aclosing(until_error()) as lines, aclosing(message_lines(lines)) as converted:
         async for event in converted:
             yield event
     for error in errors:

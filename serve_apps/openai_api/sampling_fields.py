@@ -6,11 +6,13 @@ They are what the clients of OpenAI's API and of vLLM's server send; null is "no
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from serve_apps.openai_api.protocol import Body, RequestBody, not_too_deep
+from stores.types import Sampling
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
@@ -173,9 +175,17 @@ class SamplingFields(RequestBody):
         schema = self.response_format.json_schema
         return {"json_object": True} if schema is None else {"json": schema.json_schema}
 
+    def sampling(self, default: Sampling, *, max_tokens: int, constraint: str) -> Sampling:
+        """Returns what the request says of how to sample, and of what it leaves open, a temperature, the default's."""
+        names = {field.name for field in fields(Sampling)} & type(self).model_fields.keys()
+        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(
+            default, **asked | {"top_k": max(self.top_k, 0), "max_tokens": max_tokens, "constraint": constraint}
+        )
+
     @property
     def engine_settings(self) -> dict[str, Any]:
-        """What changes the sampling beside temperature and filters: arguments of vLLM's `SamplingParams`, without defaults."""
+        """What changes the sampling beside temperature and filters: see `GenerateRequest.settings`, without defaults."""
         settings: dict[str, Any] = {
             name: getattr(self, name)
             for name in ENGINE_SETTINGS

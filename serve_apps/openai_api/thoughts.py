@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from serve_apps.authoring import thinking
 from serve_apps.chat.text_stream import overlap
 from serve_apps.chat.tokenizer import ChatTokenizer
+from serve_apps.engines.vllm.parsers import reasoning_marks
 
 Thoughts = Literal["none", "possible", "begun"]
 """Whether a completion has thoughts: it cannot, it may begin with them, or the prompt has begun them."""
@@ -48,33 +49,8 @@ def thought_marks(tokenizer: ChatTokenizer) -> ThoughtMarks | None:
 
 
 def marks_of_parser(name: str, tokenizer: ChatTokenizer) -> ThoughtMarks:
-    """Returns the marks at which vLLM's reasoning parser of this name splits a completion. Imports vLLM.
-
-    ValueError where vLLM has no such parser, where it does not fit the model, or where it splits at more than two marks.
-    """
-    from vllm.reasoning import ReasoningParserManager
-
-    names = ReasoningParserManager.list_registered()
-    if name not in names:
-        raise ValueError(f"serve.reasoning_parser = {name!r}: vLLM has no such parser; it has {', '.join(names)}")
-    try:
-        parser = ReasoningParserManager.get_reasoning_parser(name)(tokenizer.hugging_face)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"serve.reasoning_parser = {name!r} does not fit the model: {error}") from None
-    begin, end = parser.reasoning_start_str, parser.reasoning_end_str
-    if not begin or not end:
-        raise ValueError(
-            f"serve.reasoning_parser = {name!r} splits at more than an opening and a closing mark, which is not supported: "
-            "take `auto`, or `none` to leave thoughts in the text"
-        )
-    thoughts, _ = parser.extract_reasoning("a text without marks", _any_request())
-    return ThoughtMarks(begin=begin, end=end, is_assumed=thoughts is not None)
-
-
-def _any_request() -> Any:
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-
-    return ChatCompletionRequest(messages=[{"role": "user", "content": ""}])
+    """Returns the marks of vLLM's reasoning parser of this name: see `reasoning_marks`."""
+    return ThoughtMarks(**reasoning_marks(name, tokenizer.hugging_face)._asdict())
 
 
 def thoughts_of(prompt: str, marks: ThoughtMarks | None) -> Thoughts:

@@ -13,13 +13,13 @@ in its formats may have to be read.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from serve_apps.chat.text_stream import overlap
 from serve_apps.chat.tokenizer import ChatTokenizer
+from serve_apps.engines.vllm.parsers import check_tool_parser, parsed_calls
 from serve_apps.openai_api.tool_calls import OPEN, CalledTool, message_of, parse_tool_calls, said_parts
 
 MAX_CHARACTERS = 65_536
@@ -69,11 +69,7 @@ def format_of_parser(name: str) -> ToolFormat:
     """Returns the format that vLLM's tool parser of this name reads; ValueError where vLLM has no such parser."""
     if name in FORMATS:
         return FORMATS[name]
-    from vllm.tool_parsers import ToolParserManager
-
-    names = ToolParserManager.list_registered()
-    if name not in names:
-        raise ValueError(f"serve.tool_parser = {name!r}: vLLM has no such parser; it has {', '.join(sorted(names))}")
+    check_tool_parser(name)
     return ToolFormat(name=name)
 
 
@@ -131,10 +127,11 @@ class OfferedTools:
         content, done = "", 0
         calls: list[CalledTool] = []
         for begin, end in parts:
-            outside, calls_in_part = _parsed_by_vllm(self.format.name, self.tokenizer, self.tools, text[begin:end])
+            tokenizer = self.tokenizer.hugging_face
+            outside, calls_in_part = parsed_calls(self.format.name, tokenizer, self.tools, text[begin:end])
             content += text[done:begin] + outside
             done = end
-            calls += calls_in_part
+            calls += [CalledTool(name=name, arguments=arguments) for name, arguments in calls_in_part]
         is_known = all(call.name in self.names and _is_object(call.arguments) for call in calls)
         return ((content + text[done:]).strip(), calls) if calls and is_known else (text, [])
 
@@ -145,43 +142,6 @@ class OfferedTools:
         is_call = text.lstrip().startswith(self.format.begins)  # tags of thoughts are within its data
         parts = [(0, len(text))] if is_call else said_parts(text)
         return [(begin, end) for begin, end in parts if any(text.find(m, begin, end) >= 0 for m in self.format.begins)]
-
-
-def load_parsers() -> None:
-    """Imports vLLM's tool parsers, which takes seconds once per process."""
-    import vllm.entrypoints.openai.chat_completion.protocol
-    import vllm.tool_parsers
-    import vllm.tool_parsers.structural_tag_registry  # noqa: F401
-
-    for name in ("vllm.tool_parsers", "vllm.parser"):
-        logging.getLogger(name).setLevel(
-            logging.CRITICAL
-        )  # what is no call stays text: no reason for a traceback in the log
-
-
-def _parsed_by_vllm(
-    name: str, tokenizer: ChatTokenizer, tools: Sequence[Mapping[str, Any]], text: str
-) -> tuple[str, list[CalledTool]]:
-    load_parsers()
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.tool_parsers import ToolParserManager
-
-    request = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], tools=[dict(tool) for tool in tools])
-    parser = ToolParserManager.get_tool_parser(name)(tokenizer.hugging_face, request.tools)
-    try:
-        found = parser.extract_tool_calls(text, request)
-    except (
-        RecursionError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ):  # the parsers catch most of what they raise
-        return text, []
-    if not found.tools_called:
-        return text, []
-    calls = [CalledTool(name=call.function.name, arguments=call.function.arguments) for call in found.tool_calls]
-    return (found.content or "").strip(), calls
 
 
 def _is_object(text: str) -> bool:

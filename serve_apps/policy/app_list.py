@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from stores.files import is_uri, local_path, read_file, write_file
+from stores.inside_ray import dashboard_address, deploy_applications
 from stores.journal.waiting import waiting
 from stores.resources import ON_HEAD
 from stores.urls import ask_directly
@@ -56,12 +57,9 @@ class AppList:
         return True
 
     def _deploy(self, apps: Apps) -> None:
-        from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
-
-        config = {"proxy_location": "Disabled", "applications": list(apps.values())}
         url = dashboard_url()
         ask_directly(url)
-        ServeSubmissionClient(url).deploy_applications(config)
+        deploy_applications(url, apps.values())
 
     def _persist(self) -> None:
         write_file(self._path, json.dumps({"revision": self._revision, "apps": self._apps}, indent=1).encode())
@@ -69,14 +67,10 @@ class AppList:
 
 def dashboard_url() -> str:
     """Returns the address of the dashboard of the cluster that this process is connected to; ValueError if it has none."""
-    from ray._private import ray_constants
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    key, namespace = ray_constants.DASHBOARD_ADDRESS.encode(), ray_constants.KV_NAMESPACE_DASHBOARD
-    address = _internal_kv_get(key, namespace=namespace)
+    address = dashboard_address()
     if not address:
         raise ValueError("this Ray cluster runs without a dashboard: start it with include_dashboard=True")
-    return f"http://{address.decode()}"
+    return f"http://{address}"
 
 
 def open_list(path: str | Path | None = None) -> Any:

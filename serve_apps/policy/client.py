@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from stores.types import Completion, GenerateRequest
+from serve_apps.engines.port import CONTEXT, REFUSED, Piece
+from stores.types import Completion, FinishReason, GenerateRequest
 
 
 class PolicyCallError(Exception):
@@ -19,6 +20,24 @@ class ContextExhausted(Exception):
 class RequestRefused(ValueError):
     """Raised where the engine refuses the request itself (a token id beyond the vocabulary, a bad setting): a bug of
     the caller."""
+
+
+def completion_of(piece: Piece, request: GenerateRequest, *, num_attempts: int = 1) -> Completion:
+    """Returns the completion that an engine answered a request with; raises ContextExhausted or RequestRefused."""
+    if piece.finish_reason == CONTEXT:
+        raise ContextExhausted(f"request {request.request_id!r}: {piece.error}")
+    if piece.finish_reason == REFUSED:
+        raise RequestRefused(f"request {request.request_id!r}: {piece.error}")
+    return Completion(
+        token_ids=piece.token_ids,
+        logprobs=piece.logprobs,
+        finish_reason=FinishReason(piece.finish_reason),
+        policy_version=piece.policy_version,
+        is_version_mixed=piece.is_version_mixed,
+        num_attempts=num_attempts,
+        num_cached_tokens=piece.num_cached_tokens,
+        allowed_logprobs=piece.allowed_logprobs,
+    )
 
 
 class PolicyClient(Protocol):

@@ -14,7 +14,7 @@ from ray import serve
 from ray.exceptions import RayError
 
 from serve_apps.config import ServeConfig
-from serve_apps.policy.adapters import AdapterRoom
+from serve_apps.engines.port import AdapterRoom
 from serve_apps.policy.app_list import Apps, change, deployed_apps, new_entry, num_replicas, open_list, with_user_config
 from serve_apps.policy.engine_sleep import CANNOT_WAKE
 from serve_apps.policy.policy_app import DEPLOYMENT, PolicyArgs
@@ -106,24 +106,6 @@ def sync_apps(targets: Sequence[Target], weights: WeightStore, *, timeout_s: flo
     _repeat_refused(targets, timeout_s)
     _wait_until_served(targets, apps, started + timeout_s, timeout_s)
     return prove_apps(targets, weights, started=started, timeout_s=timeout_s)
-
-
-def set_low_priority(apps: Iterable[str], low_priority: bool, *, timeout_s: float) -> None:
-    """Gives every replica of these apps low priority for the CPU, or normal priority again (see priority.py).
-
-    Raises KeyError for an app that is not deployed, TimeoutError where a replica has not taken it in `timeout_s`.
-    """
-    names, deadline = sorted(set(apps)), time.monotonic() + timeout_s
-    deployed = change(open_list(), lambda now: now | {name: _with_priority(now[name], low_priority) for name in names})
-    for name in names:
-        while True:
-            statuses = statuses_if_up(name)
-            if len(statuses) >= num_replicas(deployed[name]) and all(s[LOW_PRIORITY] == low_priority for s in statuses):
-                break
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"after {timeout_s:g} s replicas of {name} have not taken the priority: {statuses}")
-            with waiting(f"replicas of {name} to take {'low' if low_priority else 'normal'} priority"):
-                time.sleep(POLL_S)
 
 
 def served_models(apps: Mapping[str, str]) -> dict[str, dict[str, ServedModel]]:
@@ -242,11 +224,6 @@ def _retargeted(apps: Apps, targets: Sequence[Target]) -> Apps:
         priority = {LOW_PRIORITY: True} if settings.get(LOW_PRIORITY) else {}
         apps[target.app] = with_user_config(apps[target.app], wanted | priority)
     return apps
-
-
-def _with_priority(entry: Mapping[str, Any], low_priority: bool) -> dict[str, Any]:
-    settings = {k: v for k, v in entry["deployments"][0]["user_config"].items() if k != LOW_PRIORITY}
-    return with_user_config(entry, settings | ({LOW_PRIORITY: True} if low_priority else {}))
 
 
 def _repeat_refused(targets: Sequence[Target], timeout_s: float) -> None:

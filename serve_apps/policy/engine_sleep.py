@@ -4,10 +4,6 @@
       ^                        │
       └── wake(), or the deadline: as soon as the GPU has room again
 
-vLLM's level 1 keeps the weights in the host's memory, so that the engine serves the version that it says, whatever became
-of the training. Level 2 would drop them: an engine whose training failed or trained nothing would have to load its old
-version from the disk before its first token. Both levels empty the prefix cache.
-
 An engine on a CPU has nothing to lend: it stops sampling while it sleeps, and keeps its memory.
 """
 
@@ -19,22 +15,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from serve_apps.engines.port import Engine, EngineDeadError
+
 logger = logging.getLogger(__name__)
 
 ASLEEP_UNTIL = "asleep_until"
 """The key in an app's `user_config` and in the status of a replica; a Unix time in seconds, None while it is awake."""
 CANNOT_WAKE = "cannot_wake"
 """The key in the status of a replica: why it cannot wake although it should; empty where nothing is wrong."""
-LEVEL = 1
 RETRY_S = 1.0
 """How long an engine without room on its GPU waits before it looks again."""
 
 
 class EngineSleep:
-    """Puts one engine to sleep and wakes it. Every method raises vLLM's EngineDeadError when the engine is gone."""
+    """Puts one engine to sleep and wakes it. Every method raises EngineDeadError when the engine is gone."""
 
-    def __init__(self, engine: Any) -> None:
-        """Changes nothing yet. Args: engine: an `AsyncLLM`; on a GPU one that was started with `enable_sleep_mode`."""
+    def __init__(self, engine: Engine) -> None:
+        """Changes nothing yet."""
         self._engine = engine
         self._until: float | None = None
         self._should_sleep = False
@@ -65,9 +62,9 @@ class EngineSleep:
         self.expect(is_asleep=True)
         async with self._turn:
             if not self.is_asleep:
-                before = await self._free_bytes()
-                await self._engine.sleep(level=LEVEL, mode="keep")
-                after = await self._free_bytes()
+                before = await self._engine.free_bytes()
+                await self._engine.sleep()
+                after = await self._engine.free_bytes()
                 self._lent = [b - a for a, b in zip(before, after, strict=True)]
                 logger.info("sleeps; it lends %s GiB", ", ".join(f"{_gib(lent):.1f}" for lent in self._lent))
             self._until, self._cannot_wake = until, ""
@@ -92,19 +89,17 @@ class EngineSleep:
 
     async def _try_to_wake(self) -> str:
         """Wakes the engine if every GPU of it has room; returns what is in the way."""
-        free = await self._free_bytes()
+        free = await self._engine.free_bytes()
         if any(has < lent for has, lent in zip(free, self._lent, strict=True)):
             return (
                 f"it needs {_gib(max(self._lent)):.1f} GiB of its GPU to wake and {_gib(min(free)):.1f} GiB are free: another "
                 "process, such as a trainer at work, holds the rest"
             )
         try:
-            await self._engine.wake_up()
-        except Exception as error:  # vLLM turns every worker's exception into a plain Exception
-            from vllm.v1.engine.exceptions import EngineDeadError
-
-            if isinstance(error, EngineDeadError):
-                raise
+            await self._engine.wake()
+        except EngineDeadError:
+            raise
+        except Exception as error:  # noqa: BLE001  an engine may turn every worker's exception into a plain Exception
             # The room was taken between the two calls. What woke by then stays awake, so that less is needed from now on.
             self._lent = [0] * len(self._lent)
             return str(error)
@@ -126,10 +121,6 @@ class EngineSleep:
 
     def _is_late(self) -> bool:
         return self._until is not None and self._until <= time.time()
-
-    async def _free_bytes(self) -> list[int]:
-        free: list[int] = await self._engine.collective_rpc("troupe_free_bytes")
-        return free
 
 
 def _gib(size_bytes: float) -> float:

@@ -1,14 +1,14 @@
-"""policy_app: token ids in -> token ids and logprobs out, from a vLLM engine whose weights change in place.
+"""policy_app: token ids in -> token ids and logprobs out, from an engine whose weights change in place.
 
-    generate_batch, generate_stream ──> Generation ──────────────────────────┐
-    reconfigure(user_config)        ──> ServedWeights, or ServedAdapters ──> AsyncLLM
-                                        EngineSleep ─────────────────────────┘
-    probe, statuses                 ──> both, for the proof of a sync
+    generate                 ──> Generation ────────────────────┐
+    reconfigure(user_config) ──> Versions, EngineSleep ─────────┼──> Engine (see serve_apps/engines/port.py)
+    probe, statuses          ──> both, for the proof of a sync ─┘
 
 Serve keeps the wanted version in `user_config`: changing it reconfigures every replica in place, and a replica that
 (re)starts is handed the same `user_config`, so it ends with the right version by itself. Weights that fail a check are
 kept out: the replica goes on with the old ones and reports it in `statuses()`. Model groups that are adapters of one base
-share an app: their requests name them, and each has a version of its own. Imports of vLLM happen in the replica only.
+share an app: their requests name them, and each has a version of its own. An engine is imported in the
+replica only.
 """
 
 from __future__ import annotations
@@ -20,21 +20,18 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ray import serve
 
 from serve_apps.config import ServeConfig
-from serve_apps.policy.adapters import AdapterRoom, ServedAdapters
-from serve_apps.policy.engine_settings import LOGGING, engine_arguments, engine_environment, stop_token_ids
+from serve_apps.engines.port import AdapterRoom, EngineDeadError, Piece, Progress, engine_class
 from serve_apps.policy.engine_sleep import ASLEEP_UNTIL, EngineSleep
 from serve_apps.policy.generation import Generation
 from serve_apps.policy.priority import LOW_PRIORITY, has_low_priority, set_process_priority
-from serve_apps.policy.served_weights import ServedWeights
-from serve_apps.policy.wire import WireDelta, WireProgress, WireRequest, WireResult
+from serve_apps.policy.versions import Versions
 from stores.logs import bound, configure
-from stores.types import ModelVersionRef
+from stores.types import GenerateRequest, ModelVersionRef
 from stores.weights.model_folder import vocabulary_rows
 from stores.weights.weight_cache import fetch
 
@@ -97,12 +94,13 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     """Returns a Serve application with one deployment, `Policy`. Args: args: `PolicyArgs.to_dict()`."""
     parsed = PolicyArgs.from_dict(args)
     config = parsed.serve
+    environment = engine_class(config.engine_kind).environment(config, threads=parsed.threads)
     return Policy.options(  # type: ignore[attr-defined]
         num_replicas=config.num_replicas,
         ray_actor_options={
             "num_cpus": config.cpus,
             "num_gpus": config.gpus,
-            "runtime_env": {"env_vars": engine_environment(config, threads=parsed.threads)},
+            "runtime_env": {"env_vars": environment},
         },
         max_ongoing_requests=4096,
         max_constructor_retry_count=2,
@@ -125,70 +123,42 @@ class Policy:
         self._watch: asyncio.Task[None] | None = None
         self._prepared: asyncio.Future[None] | None = None
         started = time.perf_counter()
-        self._start_engine(fetch(self._args.model))
+        folder = fetch(self._args.model)
+        room = self._args.adapters
+        kind = engine_class(self._args.serve.engine_kind)
+        self._engine = kind(self._args.serve, folder, version=self._args.model.version, room=room)
+        self._versions = Versions(self._engine, self._args.model, room)
+        self._generation = Generation(self._engine, self._versions)
+        self._sleep = EngineSleep(self._engine)
         self._start_s = time.perf_counter() - started
         with self._log_context():
             logger.info("engine is up with version %d after %.1f s", self._args.model.version, self._start_s)
-            vocabulary = vocabulary_rows(self._folder)
+            vocabulary = vocabulary_rows(folder)
             if vocabulary is not None and vocabulary.num_padded:
                 rows = (vocabulary.num_padded, vocabulary.num_rows)
                 logger.info("%d of %d rows of the vocabulary stand for no token and are masked", *rows)
 
-    def _start_engine(self, folder: Path) -> None:
-        from vllm.config.logging import LoggingConfig
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        room = self._args.adapters
-        arguments = engine_arguments(self._args.serve, folder, room)
-        self._folder = folder
-        levels = LoggingConfig(configure_logging=True, pylogging_config_file=str(LOGGING))
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**{"logging_config": levels, **arguments}))
-        self._served: ServedWeights | ServedAdapters
-        if room is None:
-            self._served = ServedWeights(self._engine, self._args.model)
-        else:
-            self._served = ServedAdapters(self._engine, room.model_groups)
-        self._sleep = EngineSleep(self._engine)
-        self._generation = Generation(self._engine, self._served, stop_token_ids=stop_token_ids(folder))
-
     # -- generation ---------------------------------------------------------------------------------------------
 
-    async def generate_batch(self, requests: list[WireRequest]) -> AsyncIterator[list[WireResult] | WireProgress]:
-        """Streams results, several at a time, as completions finish, and in between how far they are: see `Generation.batch`.
+    async def generate(self, requests: list[GenerateRequest]) -> AsyncIterator[list[tuple[int, Piece]] | Progress]:
+        """Streams pieces of the completions, and in between how far they are: see `Generation.run`.
 
-        When the engine is gone the replica ends: what was not yielded by then has to be repeated elsewhere.
+        When the engine is gone the replica ends: what was not yielded by then has to be repeated elsewhere. When the caller goes
+        away the sampling ends.
         """
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         await self._prepare_engine()
         try:
-            async with aclosing(self._generation.batch(requests)) as batches:
-                async for results in batches:
-                    yield results
-        except EngineDeadError:
-            self._end()
-
-    async def generate_stream(self, request: WireRequest, more: Mapping[str, Any]) -> AsyncIterator[WireDelta]:
-        """Streams one completion as it is sampled: see `Generation.stream`. Ends early when the caller goes away.
-
-        The last delta has the finish reason, CONTEXT or REFUSED, with the error, where the request cannot run.
-        """
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        await self._prepare_engine()
-        try:
-            async with aclosing(self._generation.stream(request, more)) as deltas:
-                async for delta in deltas:
-                    yield delta
+            async with aclosing(self._generation.run(requests)) as messages:
+                async for message in messages:
+                    yield message
         except EngineDeadError:
             self._end()
 
     async def probe(
         self, sequences: Mapping[str, Sequence[Sequence[int]]]
     ) -> tuple[list[dict[str, Any]], dict[str, list[list[float]]]]:
-        """Returns `statuses()` and `Generation.probe(sequences)` of this replica, for the proof of a sync."""
-        logprobs = await self._generation.probe(sequences)
+        """Returns `statuses()` and `Engine.probe(sequences)` of this replica, for the proof of a sync."""
+        logprobs = await self._engine.probe(sequences)
         return await self.statuses(), logprobs
 
     # -- versions -----------------------------------------------------------------------------------------------
@@ -212,7 +182,7 @@ class Policy:
                 if not should_sleep:
                     await self._sleep.wake()
                 if not self._sleep.is_asleep:  # weights cannot change in an engine that sleeps
-                    await self._served.take(wanted)
+                    await self._versions.take(wanted)
                 if should_sleep:
                     await self._sleep.sleep(until)
 
@@ -232,7 +202,7 @@ class Policy:
 
     async def retry(self) -> None:
         """Takes the wanted versions that were refused once more: their storage may answer by now."""
-        states = self._served.states.items()
+        states = self._versions.states.items()
         refused = {group: asdict(state.wanted) for group, state in states if state.error and state.wanted}
         if self._args.adapters is not None:
             await self.reconfigure({"adapters": refused, LOW_PRIORITY: has_low_priority()})
@@ -240,7 +210,7 @@ class Policy:
             await self.reconfigure(refused[self._args.model_group] | {LOW_PRIORITY: has_low_priority()})
 
     async def _prepare_engine(self) -> None:
-        """Tells the engine once which version and tensors it was started with, and watches it from then on.
+        """Has the engine begin once, and watches it from then on.
 
         Not in the constructor, which runs outside the event loop that the engine needs.
         """
@@ -250,14 +220,16 @@ class Policy:
 
     async def _prepare_engine_once(self) -> None:
         self._watch = asyncio.ensure_future(self._die_with_engine())
-        await self._engine.update_weight_version(str(self._args.model.version))
-        await self._engine.collective_rpc("troupe_expect", args=(str(self._folder),))
+        await self._engine.begin()
 
     async def _die_with_engine(self) -> None:
         """Ends this replica soon after its engine is dead, also where nobody asks it anything."""
-        while not self._engine.errored:
-            await asyncio.sleep(WATCH_S)
-        self._end()
+        try:
+            while True:
+                await self._engine.health()
+                await asyncio.sleep(WATCH_S)
+        except EngineDeadError:
+            self._end()
 
     def _end(self, reason: str = "the engine is dead") -> NoReturn:
         """Ends this replica at once.
@@ -277,15 +249,15 @@ class Policy:
             "replica_id": serve.get_replica_context().replica_tag,
             "pid": os.getpid(),
             "start_s": self._start_s,
-            "num_running": self._engine.output_processor.get_num_unfinished_requests(),
+            "num_running": self._generation.num_running,
             LOW_PRIORITY: has_low_priority(),
             **self._sleep.status(),
         }
-        return [replica | state.to_dict(group) for group, state in self._served.states.items()]
+        return [replica | state.to_dict(group) for group, state in self._versions.states.items()]
 
     async def check_health(self) -> None:
         """Raises EngineDeadError when the engine is gone, upon which Serve replaces the replica."""
-        await self._engine.check_health()
+        await self._engine.health()
 
     def _log_context(self) -> AbstractContextManager[None]:
         """Makes log lines inside the block name this app and model group."""

@@ -1,53 +1,24 @@
-"""policy_stream: a request in tokens -> the deltas of its completion from a policy app, over Ray Serve."""
+"""policy_stream: a request in tokens -> the pieces of its completion from a policy app, over Ray Serve."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from serve_apps.config import SHORTEST_SILENCE_S, CallConfig
+from serve_apps.engines.port import CONTEXT, REFUSED, Piece, Progress
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.policy.call_queue import NO_REPLICA_S, NoReplica, until_taken
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, PolicyClient, RequestRefused
-from serve_apps.policy.serve_client import ServeClient
-from serve_apps.policy.wire import CONTEXT, REFUSED, WireDelta, wire_request
-from stores.types import GenerateRequest, Sampling
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRequest:
-    """A request for one completion, in tokens."""
-
-    model_group: str
-    prompt_token_ids: Sequence[int]
-    sampling: Sampling
-    seed: int
-    top_logprobs: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else changes the sampling: arguments of vLLM's `SamplingParams`."""
-    is_whole: bool = False
-    """Whether to send one delta once all is sampled: it costs less, and nobody reads the text before that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """The newest tokens of a completion."""
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    top_logprobs: Sequence[Mapping[int, float]]
-    finish_reason: str
-    """Empty while more follows."""
-    policy_version: int
+from serve_apps.policy.serve_client import NO_REPLICA_S, NoReplica, ServeClient, open_serve_app, until_taken
+from stores.types import GenerateRequest
 
 
 class PolicyStreams(Protocol):
     """The source of completions."""
 
-    def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
-        """Yields deltas until one has a finish reason; closing the iterator ends the sampling. Raises ApiError."""
+    def stream(self, app: str, request: GenerateRequest) -> AsyncGenerator[Piece]:
+        """Yields pieces until one has a finish reason; closing the iterator ends the sampling. Raises ApiError."""
         ...
 
 
@@ -61,43 +32,25 @@ class ServeStreams:
 
         Args:
             replica_timeout_s: how long a request waits for a replica where an app has none.
-            open_app: application name -> streaming handle of `Policy.generate_stream`; default asks Serve.
+            open_app: application name -> streaming handle of `Policy.generate`; default asks Serve.
         """
-        self._replica_timeout_s, self._open_app = replica_timeout_s, open_app or _open_stream
+        self._replica_timeout_s, self._open_app = replica_timeout_s, open_app or open_serve_app
         self._handles: dict[str, Any] = {}
 
-    async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
+    async def stream(self, app: str, request: GenerateRequest) -> AsyncGenerator[Piece]:
         """Streams a completion from one replica of `app`."""
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
-        wire = wire_request(
-            0,
-            list(request.prompt_token_ids),
-            request.sampling,
-            model_group=request.model_group,
-            seed=request.seed,
-        )
-        more = {"top_logprobs": request.top_logprobs, "is_whole": request.is_whole, **request.settings}
         response = None
         try:
-            response = self._handle(app).remote(wire, more)
+            response = self._handle(app).remote([request])
             await until_taken(response, app, timeout_s=self._replica_timeout_s)
-            delta: WireDelta
-            async for delta in response:
-                if delta.finish_reason == CONTEXT:
-                    raise _too_long(delta.error)
-                if delta.finish_reason == REFUSED:
-                    raise _refused(delta.error)
-                if delta.error:
-                    raise _unavailable(request, delta.error)
-                yield Delta(
-                    token_ids=delta.token_ids,
-                    logprobs=delta.logprobs,
-                    top_logprobs=delta.top_logprobs,
-                    finish_reason=delta.finish_reason,
-                    policy_version=delta.policy_version,
-                )
+            async for message in response:
+                for _, piece in () if isinstance(message, Progress) else message:
+                    if piece.error:
+                        raise _error(request, piece)
+                    yield piece
         except NoReplica as error:
             raise _unavailable(request, str(error)) from error
         except (RayError, RayServeException) as error:
@@ -134,33 +87,24 @@ class CoalescedStreams:
         self._single = single or ServeStreams()
         self._clients: dict[tuple[str, str], PolicyClient] = {}
 
-    async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
+    async def stream(self, app: str, request: GenerateRequest) -> AsyncGenerator[Piece]:
         """See PolicyStreams; closing the iterator does not end the sampling of requests that share a call."""
-        if not request.is_whole or request.top_logprobs or request.settings:
-            async with aclosing(self._single.stream(app, request)) as deltas:
-                async for delta in deltas:
-                    yield delta
+        if request.is_streamed or request.top_logprobs or request.settings:
+            async with aclosing(self._single.stream(app, request)) as pieces:
+                async for piece in pieces:
+                    yield piece
             return
         try:
-            completion = await self._client(app, request.model_group).generate(
-                GenerateRequest(
-                    request_id=app,
-                    model_group=request.model_group,
-                    prompt_token_ids=request.prompt_token_ids,
-                    sampling=request.sampling,
-                    seed=request.seed,
-                )
-            )
+            completion = await self._client(app, request.model_group).generate(request)
         except ContextExhausted as error:
             raise _too_long(str(error)) from error
         except RequestRefused as error:
             raise _refused(str(error)) from error
         except PolicyCallError as error:
             raise _unavailable(request, type(error.__cause__ or error).__name__) from error
-        yield Delta(
+        yield Piece(
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
-            top_logprobs=[],
             finish_reason=completion.finish_reason.value,
             policy_version=completion.policy_version,
         )
@@ -172,10 +116,10 @@ class CoalescedStreams:
         return self._clients[key]
 
 
-def _open_stream(app: str) -> Any:
-    from ray import serve
-
-    return serve.get_app_handle(app).options(stream=True, method_name="generate_stream")
+def _error(request: GenerateRequest, piece: Piece) -> ApiError:
+    if piece.finish_reason == CONTEXT:
+        return _too_long(piece.error)
+    return _refused(piece.error) if piece.finish_reason == REFUSED else _unavailable(request, piece.error)
 
 
 def _too_long(message: str) -> ApiError:
@@ -186,7 +130,7 @@ def _refused(message: str) -> ApiError:
     return ApiError(400, message, code="invalid_value")
 
 
-def _unavailable(request: SampleRequest, reason: str) -> ApiError:
+def _unavailable(request: GenerateRequest, reason: str) -> ApiError:
     return ApiError(
         503,
         f"the engine of model group {request.model_group!r} is being replaced ({reason})",

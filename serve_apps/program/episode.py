@@ -312,7 +312,7 @@ def _answer_body(
 def _refuse_other_sampling(request: ChatRequest) -> None:
     """Raises ApiError 400 where a call asks for a distribution that the trainer could not compute again from its turn.
 
-    Temperature, `top_p`, `top_k`, `min_p` and penalties are the run's whatever a call says.
+    Temperature, filters and penalties are the run's whatever a call says.
     """
     names = [name for name in FOREIGN_SAMPLING if name in request.engine_settings]
     if names:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipelines.cluster.connect import connect
 from pipelines.config.sections import SyncConfig
 from serve_apps.config import CallConfig, ServeConfig
-from serve_apps.policy.adapters import AdapterRoom
+from serve_apps.engines.port import AdapterRoom
 from serve_apps.policy.deployment import PolicyAppSpec, ensure_apps, sync_apps
 from serve_apps.policy.proving import Target
 from serve_apps.policy.serve_client import ServeClient

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_apps.config import ServeConfig
-from serve_apps.policy.engine_settings import engine_arguments
+from serve_apps.engines.vllm.settings import engine_arguments
 from tests.bench.peer import answer_questions
 
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from pipelines.cluster.connect import connect
 from serve_apps.config import GatewayConfig
+from serve_apps.engines.vllm.settings import engine_environment
 from serve_apps.gateway.routes import route
 from serve_apps.gateway.traffic.teams import TeamRoute
 from serve_apps.policy.deployment import ensure_apps
-from serve_apps.policy.engine_settings import engine_environment
 from stores.weights.store import WeightStore
 from tests.bench.figures import Figure, ratio
 from tests.bench.gateway_load import (

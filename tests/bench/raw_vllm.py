@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from serve_apps.chat.tokenizer import stop_token_ids
 from serve_apps.config import ServeConfig
-from serve_apps.policy.engine_settings import engine_arguments, stop_token_ids
+from serve_apps.engines.vllm.settings import engine_arguments
 from tests.bench.peer import answer_questions
 
 

@@ -21,7 +21,7 @@ from pipelines.run.cpu_threads import engine_threads
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names, start
 from pipelines.runners.begin import make_version_zero
-from serve_apps.policy.engine_settings import engine_environment
+from serve_apps.engines.vllm.settings import engine_environment
 from stores.types import TracesRef
 from tests.bench.figures import Figure
 from tests.bench.peer import Peer

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from pipelines.runners.begin import make_version_zero
 from serve_apps.config import ServeConfig
-from serve_apps.policy.engine_settings import engine_environment
+from serve_apps.engines.vllm.settings import engine_environment
 from tests.bench.figures import Figure, figures_table, ratio
 from tests.bench.peer import Peer
 from tests.bench.setting import SHORT_WARMSTART, build_100m, open_run

@@ -21,7 +21,8 @@ from pipelines.cluster.connect import connect
 from serve_apps.config import GatewayConfig
 from serve_apps.gateway.routes import route
 from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute
-from serve_apps.policy.deployment import ensure_apps, set_low_priority
+from serve_apps.policy.deployment import ensure_apps
+from serve_apps.policy.live_settings import set_low_priority
 from stores.weights.store import WeightStore
 from tests.bench.figures import Figure
 from tests.bench.gateway_load import (

@@ -11,8 +11,8 @@ from ray import serve
 from serve_apps.authoring.agent import Agent
 from serve_apps.authoring.contracts import Tags
 from serve_apps.authoring.workflow import Outcome, Workflow
-from serve_apps.policy.wire import WireRequest, WireResult
-from stores.types import Task
+from serve_apps.engines.port import Piece
+from stores.types import GenerateRequest, Task
 
 NUM_TOKENS = 5
 """Of every completion."""
@@ -38,15 +38,15 @@ class FakePolicy:
     def __init__(self, fast_s: float, slow_s: float) -> None:
         self._fast_s, self._slow_s = fast_s, slow_s
 
-    async def generate_batch(self, requests: list[WireRequest]) -> AsyncIterator[list[WireResult]]:
-        """Streams results as `Policy.generate_batch` does."""
-        tasks = [asyncio.create_task(self._answer(request)) for request in requests]
+    async def generate(self, requests: list[GenerateRequest]) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """Streams results as `Policy.generate` does."""
+        tasks = [asyncio.create_task(self._answer(place, request)) for place, request in enumerate(requests)]
         for finished in asyncio.as_completed(tasks):
             yield [await finished]
 
-    async def _answer(self, request: WireRequest) -> WireResult:
+    async def _answer(self, place: int, request: GenerateRequest) -> tuple[int, Piece]:
         await asyncio.sleep(self._slow_s if len(request.prompt_token_ids) >= SLOW_FROM else self._fast_s)
-        return WireResult(request.key, [1] * NUM_TOKENS, [-0.5] * NUM_TOKENS, "stop", 0, False, "")
+        return place, Piece([1] * NUM_TOKENS, [-0.5] * NUM_TOKENS, "stop", 0)
 
 
 def deploy(name: str, *, fast_s: float, slow_s: float) -> None:

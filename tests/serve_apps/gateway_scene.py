@@ -13,6 +13,7 @@ import openai
 
 from serve_apps.chat.tokenizer import ChatTokenizer, load_tokenizer
 from serve_apps.config import EpisodeConfig, GatewayConfig
+from serve_apps.engines.port import Piece
 from serve_apps.episode.team import TeamSpec
 from serve_apps.gateway.calls.episodes import GatewayEpisodes
 from serve_apps.gateway.http.http_api import build_api
@@ -20,7 +21,6 @@ from serve_apps.gateway.shadow.shadows_app import ShadowPlayer
 from serve_apps.gateway.traffic.peer_replicas import PeerReplicas
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import DeployedTeam, Production, TeamRoute
-from serve_apps.policy.policy_stream import Delta, SampleRequest
 from stores.types import Completion, FinishReason, GenerateRequest, Sampling
 
 
@@ -29,11 +29,11 @@ class Scripted:
 
     def __init__(self, tokenizer: ChatTokenizer, text: str = "It is 42.", *, pause_s: float = 0.0) -> None:
         self.tokenizer, self.text, self.pause_s = tokenizer, text, pause_s
-        self.requests: list[SampleRequest] = []
+        self.requests: list[GenerateRequest] = []
         self.num_open = self.num_said = 0
         self.error: Exception | None = None
 
-    async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
+    async def stream(self, app: str, request: GenerateRequest) -> AsyncGenerator[Piece]:
         self.requests.append(request)
         self.num_open += 1
         try:
@@ -42,11 +42,11 @@ class Scripted:
             ids = [*self.tokenizer.encode(self.text), self.tokenizer.eos_id]
             reason = "stop" if len(ids) <= request.sampling.max_tokens else "length"
             ids = ids[: request.sampling.max_tokens]
-            parts = [ids] if request.is_whole else [[i] for i in ids]
+            parts = [[i] for i in ids] if request.is_streamed else [ids]
             for index, part in enumerate(parts):
                 await asyncio.sleep(self.pause_s)
                 self.num_said += 1
-                yield Delta(
+                yield Piece(
                     token_ids=part,
                     logprobs=[-0.5] * len(part),
                     top_logprobs=[{i: -0.5, 7: -1.0} for i in part] if request.top_logprobs else [],

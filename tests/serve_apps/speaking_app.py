@@ -8,8 +8,9 @@ from typing import Any
 
 from ray import serve
 
+from serve_apps.engines.port import Piece
 from serve_apps.policy.app_list import new_entry
-from serve_apps.policy.wire import WireDelta, WireRequest
+from stores.types import GenerateRequest
 
 SECONDS = 0.02
 """Before each token."""
@@ -28,7 +29,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 @serve.deployment(name="Speaker", max_ongoing_requests=100, ray_actor_options={"num_cpus": 0})
 class Speaker:
-    """Answers as `Policy.generate_stream`."""
+    """Answers as `Policy.generate`."""
 
     def __init__(self, token_ids: list[int]) -> None:
         self._token_ids = token_ids
@@ -36,10 +37,11 @@ class Speaker:
     def reconfigure(self, _: Mapping[str, Any]) -> None:
         """Has nothing to change."""
 
-    async def generate_stream(self, request: WireRequest, _: Mapping[str, Any]) -> AsyncIterator[WireDelta]:
+    async def generate(self, requests: list[GenerateRequest]) -> AsyncIterator[list[tuple[int, Piece]]]:
         """Says the text again until `max_tokens` are said."""
-        for index in range(request.max_tokens):
+        (request,) = requests
+        for index in range(request.sampling.max_tokens):
             await asyncio.sleep(SECONDS)
             token = self._token_ids[index % len(self._token_ids)]
-            reason = "length" if index == request.max_tokens - 1 else ""
-            yield WireDelta([token], [-0.5], [], reason, 3, "")
+            reason = "length" if index == request.sampling.max_tokens - 1 else ""
+            yield [(0, Piece([token], [-0.5], reason, 3))]

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from serve_apps.config import ServeConfig
-from serve_apps.policy.engine_settings import engine_arguments
+from serve_apps.engines.vllm.settings import engine_arguments
 
 pytestmark = pytest.mark.fast
 

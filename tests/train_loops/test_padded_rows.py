@@ -12,7 +12,7 @@ import torch
 from tiny_policy import policy
 
 from serve_apps.config import ServeConfig
-from serve_apps.policy.engine_settings import PADDED_ROWS, engine_arguments
+from serve_apps.engines.vllm.settings import PADDED_ROWS, engine_arguments
 from stores.weights.model_folder import num_known_rows, vocabulary_rows
 from train_loops.engine.logprobs import PolicyScorer
 from train_loops.rows.batching import collate_turns
@@ -87,7 +87,7 @@ def test_a_padded_token_in_a_completion_is_refused() -> None:
 
 @pytest.mark.test
 def test_the_engines_mask_hides_rows_behind_the_last_token(tmp_path: Path) -> None:
-    from serve_apps.policy.padded_rows import PaddedRows
+    from serve_apps.engines.vllm.inside import PaddedRows
 
     def mask(folder: Path) -> PaddedRows:
         return PaddedRows(SimpleNamespace(model_config=SimpleNamespace(model=str(folder))), None, False)

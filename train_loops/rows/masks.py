@@ -11,25 +11,20 @@ and engine hold for them as for every other row.
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from stores.traces.conventions import allowed_tokens
+from stores.traces.grammars import Grammars
 from train_loops.rows.samples import Masks, Sample
 
 logger = logging.getLogger(__name__)
-
-CACHE_BYTES = 2**29
-"""How much memory compiled grammars may take, as in vLLM."""
 
 
 def with_masks(samples: Sequence[Sample], folder: Path) -> list[Sample]:
@@ -43,7 +38,7 @@ def with_masks(samples: Sequence[Sample], folder: Path) -> list[Sample]:
     """
     if not any(sample.constraint for sample in samples):
         return list(samples)
-    grammars = _Grammars(folder)
+    grammars = Grammars(folder)
     number_of: dict[bytes, int] = {}
     rows: list[NDArray[np.int64] | None] = []
     used: list[Sample] = []
@@ -61,46 +56,6 @@ def with_masks(samples: Sequence[Sample], folder: Path) -> list[Sample]:
         sample if of_token is None else replace(sample, masks=Masks(table=table, of_token=of_token))
         for sample, of_token in zip(used, rows, strict=True)
     ]
-
-
-class _Grammars:
-    """Compiles constraints for one tokenizer; the compiler keeps what it has compiled, up to CACHE_BYTES."""
-
-    def __init__(self, folder: Path) -> None:
-        import xgrammar
-        from transformers import AutoConfig, AutoTokenizer
-
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        self.vocabulary: int = config.get_text_config().vocab_size
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=self.vocabulary)
-        self._compiler = xgrammar.GrammarCompiler(info, cache_limit_bytes=CACHE_BYTES)
-
-    def matcher(self, constraint: str) -> Any:
-        """Returns a matcher at the beginning of the grammar; ValueError or RuntimeError where there is none of the constraint."""
-        if allowed := allowed_tokens(constraint):
-            return _OneOf(allowed)
-        import xgrammar
-
-        stated = json.loads(constraint)
-        end_ids = stated.pop("end_ids")
-        ((kind, form),) = stated.items()
-        return xgrammar.GrammarMatcher(self._compile(kind, form), override_stop_tokens=end_ids)
-
-    def _compile(self, kind: str, form: Any) -> Any:
-        """Compiles as vLLM's `XgrammarBackend.compile_grammar` does."""
-        match kind:
-            case "json":
-                return self._compiler.compile_json_schema(form if isinstance(form, str) else json.dumps(form))
-            case "regex":
-                return self._compiler.compile_regex(form)
-            case "grammar" if _is_lark(form):
-                return self._compiler.compile_lark(form)
-            case "grammar":
-                return self._compiler.compile_grammar(form)
-            case "structural_tag":
-                return self._compiler.compile_structural_tag(form)
-        raise ValueError(f"{kind!r} is no kind of constraint: json, regex, grammar and structural_tag are")
 
 
 class _OneOf:
@@ -127,7 +82,7 @@ class _OneOf:
         return token in self._allowed
 
 
-def _mask_numbers(grammars: _Grammars, sample: Sample, number_of: dict[bytes, int]) -> NDArray[np.int64]:
+def _mask_numbers(grammars: Grammars, sample: Sample, number_of: dict[bytes, int]) -> NDArray[np.int64]:
     """Returns the number of each completion token's mask in `number_of`, and adds new ones there."""
     import xgrammar
 
@@ -136,7 +91,8 @@ def _mask_numbers(grammars: _Grammars, sample: Sample, number_of: dict[bytes, in
         number_of[torch.full_like(mask, -1).numpy().tobytes()] = 0
     place = f"episode {sample.episode_id}, turn {sample.turn_index} ({sample.agent})"
     try:
-        matcher = grammars.matcher(sample.constraint)
+        allowed = allowed_tokens(sample.constraint)
+        matcher = _OneOf(allowed) if allowed else grammars.matcher(sample.constraint)
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"{place}: there is no grammar of its constraint {sample.constraint[:200]}: {error}") from None
     of_token = np.zeros(sample.completion_length, dtype=np.int64)
@@ -150,8 +106,3 @@ def _mask_numbers(grammars: _Grammars, sample: Sample, number_of: dict[bytes, in
                     f"{sample.constraint[:200]}: was it sampled by an engine with another tokenizer or another version of xgrammar? Sample the episodes again"
                 )
     return of_token
-
-
-def _is_lark(grammar: str) -> bool:
-    """Whether a grammar is written as Lark reads it, not as EBNF: by the rule of vLLM's `grammar_is_likely_lark`."""
-    return bool(grammar) and not any("::=" in re.split("#|//", line, maxsplit=1)[0] for line in grammar.split("\n"))

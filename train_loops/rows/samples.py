@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stores.traces.conventions import anchor_before, rounds_in_time
-from stores.types import SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn
+from stores.types import FILTERS, SERVED, EpisodeRewards, EpisodeStatus, Trace, Turn
 
 FUNNEL_STAGES = ("attempts", "calls", "with_ids", "episodes_ok", "scored", "non_zero_advantage", "trained")
 """In order: where turns fall out between the model call and the gradient; every count is a number of turns, but for
@@ -224,6 +224,7 @@ def _check_turn(trace: Trace, turn: Turn) -> None:
         raise ValueError(f"{context}: a rollout logprob is not finite; check the policy app's logprobs")
     if not turn.sampling.is_unfiltered:
         raise ValueError(
-            f"{context}: sampled with {turn.sampling}; training needs top_p=1, top_k=0, min_p=0 and temperature>0, "
+            f"{context}: sampled with {turn.sampling}; training needs "
+            f"{', '.join(f'{name}={off:g}' for name, off in FILTERS.items())} and temperature>0, "
             "because the logprobs of a filtered distribution are not the policy's"
         )

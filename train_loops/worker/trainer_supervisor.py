@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from stores.inside_ray import free_reservations_of_the_dead
 from stores.journal.stage_results import TrainAnswer
 from train_loops.train_job import TrainFailure, TrainJob
 from train_loops.worker.trainer import ANSWER_TIMEOUT_S, NAMESPACE, run_worker
@@ -209,7 +210,7 @@ class TrainerSupervisor:
         while True:
             self._epoch, self._pids = uuid.uuid4().hex, {}
             try:
-                _free_reservations_of_the_dead()
+                free_reservations_of_the_dead()
                 _fit(self._name, self._epoch, self._settings)
             except Exception as error:  # noqa: BLE001  # whatever ended the run: it is started again, and jobs are kept
                 self._error = f"{type(error).__name__}: {error}"
@@ -266,27 +267,6 @@ def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
         ),
     ).fit()
-
-
-def _free_reservations_of_the_dead() -> None:
-    """Removes placement groups of Ray Train controllers that are dead: nobody can use them again.
-
-    Ray Train removes them itself, but only once all workers of a group are up. It keeps those of a controller that was
-    killed earlier as long as the driver lives, and the next start would wait for CPUs that no process uses. Only Ray's own
-    tables say who made a group.
-    """
-    import ray
-    from ray._private.state import state
-    from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # type: ignore[attr-defined]  # made at run time
-    from ray.util.placement_group import PlacementGroup, remove_placement_group
-
-    for row in state._connect_and_get_accessor().get_placement_group_table():
-        group = PlacementGroupTableData.FromString(row)
-        if not group.creator_actor_dead or group.state == PlacementGroupTableData.REMOVED:
-            continue
-        creator = state.actor_table(group.creator_actor_id.hex())
-        if creator.get("ActorClassName") == "TrainController":
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
 
 
 def _is_death(error: Exception) -> bool:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from serve_apps.gateway.calls.model_call import ModelCall, Piece, sample_choices
+from serve_apps.gateway.calls.model_call import ChoicePiece, ModelCall, sample_choices
 from serve_apps.policy.policy_stream import PolicyStreams
 from serve_apps.telemetry import names
 from serve_apps.telemetry.export import current_export
@@ -21,13 +21,13 @@ SHOWN_TOKENS = 4096
 """Of a longer prompt only the last tokens are decoded for a span."""
 
 
-def traced_choices(call: ModelCall, streams: PolicyStreams) -> AsyncGenerator[Piece]:
+def traced_choices(call: ModelCall, streams: PolicyStreams) -> AsyncGenerator[ChoicePiece]:
     """Yields the pieces of all choices, as `sample_choices` does."""
     export = current_export()
     return sample_choices(call, streams) if export is None else _in_span(export, call, streams)
 
 
-async def _in_span(export: Export, call: ModelCall, streams: PolicyStreams) -> AsyncGenerator[Piece]:
+async def _in_span(export: Export, call: ModelCall, streams: PolicyStreams) -> AsyncGenerator[ChoicePiece]:
     asked = _asked(call)
     shows_texts = export.config.texts and getattr(call.request, "store", None) is not False
     began, has_begun = time.perf_counter(), False

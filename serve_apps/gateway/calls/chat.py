@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_apps.chat.long_texts import worked_on
+from serve_apps.engines.port import Piece
 from serve_apps.gateway.calls.call_spans import traced_choices
 from serve_apps.gateway.calls.model_call import (
     Choice,
@@ -20,7 +21,6 @@ from serve_apps.gateway.calls.model_call import (
     check_length,
     check_logprobs,
     room_for_completion,
-    sampling_of,
 )
 from serve_apps.gateway.calls.workflow_runs import SERVICE_RUN
 from serve_apps.gateway.traffic.teams import ServedTeam
@@ -28,7 +28,7 @@ from serve_apps.openai_api.answer_reader import AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest, refusals_of_template
 from serve_apps.openai_api.constraints import prepared_constraint
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.policy.policy_stream import Delta, PolicyStreams
+from serve_apps.policy.policy_stream import PolicyStreams
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 PROMPT_END = 256
@@ -101,7 +101,7 @@ async def prepare_chat(
         model_group=model_group,
         agent=agent,
         prompt_token_ids=prompt,
-        sampling=sampling_of(request, default, max_tokens=max_tokens, constraint=constraint),
+        sampling=request.sampling(default, max_tokens=max_tokens, constraint=constraint),
         reader=reader,
         top_logprobs=request.top_logprobs,
         id=f"{kind}-{secrets.token_hex(12)}",
@@ -204,7 +204,7 @@ def _message(chat: Chat, choice: Choice) -> tuple[dict[str, Any], str]:
     return message, "tool_calls" if has_ended and "tool_calls" in message else choice.finish_reason
 
 
-def _about_tokens(chat: Chat, delta: Delta) -> dict[str, Any]:
+def _about_tokens(chat: Chat, delta: Piece) -> dict[str, Any]:
     """Returns what a chunk says about its tokens, where the request asks for it."""
     about: dict[str, Any] = {}
     if chat.request.logprobs:

@@ -8,16 +8,17 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from serve_apps.chat.text_stream import TextStream
 from serve_apps.chat.tokenizer import ChatTokenizer
+from serve_apps.engines.port import Piece
 from serve_apps.gateway.traffic.teams import ServedTeam
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.openai_api.sampling_fields import SamplingFields
-from serve_apps.policy.policy_stream import Delta, PolicyStreams, SampleRequest
-from stores.types import Sampling
+from serve_apps.policy.policy_stream import PolicyStreams
+from stores.types import GenerateRequest, Sampling
 
 MAX_LOGPROBS = 200_000
 """Logprobs of a reply: each is an object of its own."""
@@ -42,12 +43,12 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class ChoicePiece:
     """The newest part of one choice."""
 
     choice: Choice
     text: str
-    delta: Delta | None
+    delta: Piece | None
     """None for the last piece, which only has text that was held back."""
 
 
@@ -64,7 +65,7 @@ class ModelCall:
     prompt_token_ids: Sequence[int]
     sampling: Sampling
     settings: Mapping[str, Any]
-    """What changes the sampling beside `sampling`: arguments of vLLM's `SamplingParams`."""
+    """What changes the sampling beside `sampling`: see `GenerateRequest.settings`."""
     top_logprobs: int = 0
     """How many of the most likely tokens are named at each position."""
     ignored: Sequence[str] = ()
@@ -101,19 +102,6 @@ class ModelCall:
         """The tokens of prompt and completions, as far as they have been sampled."""
         prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices.values())
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def sampling_of(request: SamplingFields, default: Sampling, *, max_tokens: int, constraint: str) -> Sampling:
-    """Returns how a request is sampled; where it says nothing, as `default` says."""
-    return replace(
-        default,
-        max_tokens=max_tokens,
-        temperature=default.temperature if request.temperature is None else request.temperature,
-        top_p=request.top_p,
-        top_k=max(request.top_k, 0),
-        min_p=request.min_p,
-        constraint=constraint,
-    )
 
 
 def room_for_completion(limit: int | None, num_prompt: int, context: int) -> int:
@@ -164,9 +152,9 @@ def check_logprobs(num_tokens: int, top_logprobs: int) -> None:
         )
 
 
-async def sample_choices(call: ModelCall, streams: PolicyStreams) -> AsyncGenerator[Piece]:
+async def sample_choices(call: ModelCall, streams: PolicyStreams) -> AsyncGenerator[ChoicePiece]:
     """Yields the pieces of all choices as they come. Closing the iterator ends the sampling of all choices."""
-    pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+    pieces: asyncio.Queue[ChoicePiece | None] = asyncio.Queue()
     tasks = [
         asyncio.ensure_future(_sample_choice(call, Choice(index=i), seed, streams, pieces))
         for i, seed in enumerate(call.seeds)
@@ -193,17 +181,18 @@ async def sample_choices(call: ModelCall, streams: PolicyStreams) -> AsyncGenera
 
 
 async def _sample_choice(
-    call: ModelCall, choice: Choice, seed: int, streams: PolicyStreams, pieces: asyncio.Queue[Piece | None]
+    call: ModelCall, choice: Choice, seed: int, streams: PolicyStreams, pieces: asyncio.Queue[ChoicePiece | None]
 ) -> None:
     text_stream = TextStream(call.tokenizer, call.request.stops)
-    request = SampleRequest(
+    request = GenerateRequest(
+        request_id=call.id,
         model_group=call.model_group,
         prompt_token_ids=call.prompt_token_ids,
         sampling=call.sampling,
         seed=seed,
         top_logprobs=call.top_logprobs,
         settings=call.settings,
-        is_whole=not (call.request.stream or call.request.stops),
+        is_streamed=call.request.stream or bool(call.request.stops),
     )
     async with aclosing(streams.stream(call.team.apps[call.model_group], request)) as deltas:
         async for delta in deltas:
@@ -214,7 +203,7 @@ async def _sample_choice(
             text = text_stream.push(delta.token_ids)
             choice.text += text
             choice.finish_reason = "stop" if text_stream.is_stopped else delta.finish_reason
-            pieces.put_nowait(Piece(choice=choice, text=text, delta=delta))
+            pieces.put_nowait(ChoicePiece(choice=choice, text=text, delta=delta))
             if choice.finish_reason:
                 break
     if choice.finish_reason not in ("stop", "length"):
@@ -224,4 +213,4 @@ async def _sample_choice(
     choice.stop = text_stream.stop
     if text_stream.is_stopped:  # also one in what was held back, where the limit of tokens ended the sampling
         choice.finish_reason = "stop"
-    pieces.put_nowait(Piece(choice=choice, text=rest, delta=None))
+    pieces.put_nowait(ChoicePiece(choice=choice, text=rest, delta=None))

@@ -22,7 +22,6 @@ from serve_apps.gateway.calls.model_call import (
     check_length,
     check_logprobs,
     room_for_completion,
-    sampling_of,
 )
 from serve_apps.gateway.http.answering import LongBodyRoute, Parts, ServiceDependency, Work, answered, chat_events
 from serve_apps.gateway.traffic.admission import Slot
@@ -148,7 +147,7 @@ def _call(
         team=team,
         model_group=model_group,
         prompt_token_ids=ids,
-        sampling=sampling_of(request, default, max_tokens=request.limit, constraint=constraint),
+        sampling=request.sampling(default, max_tokens=request.limit, constraint=constraint),
         settings=request.engine_settings,
         top_logprobs=request.top_logprobs,
         id=f"cmpl-{secrets.token_hex(12)}",

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
+from serve_apps.engines.vllm.messages import load_converters
 from serve_apps.gateway.calls.episodes import GatewayEpisodes
 from serve_apps.gateway.http import bare_api, chat_api, messages_api, responses_api, workflow_api
 from serve_apps.gateway.http.answering import LongBodyRoute, ServiceDependency
@@ -23,7 +24,6 @@ from serve_apps.gateway.traffic.callers import NO_TEAM, SCOPES
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import Production
 from serve_apps.openai_api.http_errors import add_errors
-from serve_apps.openai_api.messages import load_converters
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
 from serve_apps.telemetry.requests import RequestSpans
 

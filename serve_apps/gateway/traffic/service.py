@@ -26,9 +26,8 @@ from serve_apps.gateway.traffic.teams import Production, ServedTeam, team_named,
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.kept_responses import KeptResponses
 from serve_apps.openai_api.protocol import ApiError, RunRequest
-from serve_apps.policy.call_queue import NO_REPLICA_S
 from serve_apps.policy.policy_stream import PolicyStreams, ServeStreams
-from serve_apps.policy.serve_client import ServeClient
+from serve_apps.policy.serve_client import NO_REPLICA_S, ServeClient
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from pipelines.stages import train
 from pipelines.stages.steps import _alone
 from pipelines.stages.table import STAGES
 from pipelines.stages.train import gpus_for_training
-from serve_apps.policy import sleeping_apps
-from serve_apps.policy.sleeping_apps import _with_sleep
+from serve_apps.policy import live_settings
+from serve_apps.policy.live_settings import with_setting
 
 pytestmark = pytest.mark.fast
 
@@ -52,8 +52,8 @@ def done(monkeypatch: pytest.MonkeyPatch, failing: list[BaseException]) -> list[
     def wake_apps(apps: Iterable[str], *, timeout_s: float) -> None:
         done.append(("wake", list(apps), timeout_s))
 
-    monkeypatch.setattr(sleeping_apps, "put_to_sleep", put_to_sleep)
-    monkeypatch.setattr(sleeping_apps, "wake_apps", wake_apps)
+    monkeypatch.setattr(live_settings, "put_to_sleep", put_to_sleep)
+    monkeypatch.setattr(live_settings, "wake_apps", wake_apps)
     monkeypatch.setattr(train.time, "time", lambda: 1000.0)
     return done
 
@@ -114,6 +114,6 @@ def test_stage_train_has_the_engines_alone_where_it_puts_them_to_sleep_and_waits
 def test_sleep_changes_neither_version_nor_priority_of_an_app_and_goes_without_a_trace() -> None:
     settings = {"version": 3, "uri": "u", "manifest_sha256": "s", "low_priority": True}
     entry = {"name": "a", "deployments": [{"name": "Policy", "user_config": settings}]}
-    asleep = _with_sleep(entry, 5.0)
+    asleep = with_setting(entry, "asleep_until", 5.0)
     assert asleep["deployments"][0]["user_config"] == settings | {"asleep_until": 5.0}
-    assert _with_sleep(_with_sleep(asleep, 6.0), None) == entry
+    assert with_setting(with_setting(asleep, "asleep_until", 6.0), "asleep_until", None) == entry

@@ -17,13 +17,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from serve_apps import Agent, Outcome, Tool, Workflow
 from serve_apps.chat.control_tokens import any_of
 from serve_apps.chat.text_stream import TextStream
-from serve_apps.chat.tokenizer import ChatTokenizer
+from serve_apps.chat.tokenizer import ChatTokenizer, stop_token_ids
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.recorder import Calls
 from serve_apps.episode.runner import run_episode
 from serve_apps.episode.team import ActingTeam, AgentCall
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.policy.engine_settings import stop_token_ids
 from serve_apps.program.conversations import Conversations
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Turn
 from tests.small_tokenizers import FAMILIES, QWEN, build, byte_level, write

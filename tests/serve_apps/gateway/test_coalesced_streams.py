@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from serve_apps.engines.port import Piece
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.policy.policy_stream import CoalescedStreams, Delta, SampleRequest
-from serve_apps.policy.wire import WireResult
-from stores.types import Sampling
+from serve_apps.policy.policy_stream import CoalescedStreams
+from stores.types import GenerateRequest, Sampling
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
 
 class Handle:
-    """A handle of `generate_batch`: prompt [i] is answered by i and its seed, or by the fault that `faults` has for it."""
+    """A handle of `Policy.generate`: prompt [i] is answered by i and its seed, or by the fault that `faults` has for it."""
 
     def __init__(self, **faults: str) -> None:
         self.faults = {int(key.removeprefix("of_")): fault for key, fault in faults.items()}
@@ -28,45 +28,47 @@ class Handle:
         return self._results(batch)
 
     async def _results(self, batch: list[Any]) -> AsyncIterator[list[Any]]:
-        for key, prompt, *_, seed, _, _, _ in batch:
+        for place, item in enumerate(batch):
+            prompt = item.prompt_token_ids
             fault = self.faults.get(prompt[0])
             if fault == "dies":
                 raise ConnectionError("the replica is gone")
             if fault:
-                yield [WireResult(key, [], [], fault, 7, False, f"it is {fault}")]
+                yield [(place, Piece(finish_reason=fault, policy_version=7, error=f"it is {fault}"))]
             else:
-                yield [WireResult(key, [prompt[0], seed], [-0.5, -0.25], "length", 7, False, "")]
+                yield [(place, Piece([prompt[0], item.seed], [-0.5, -0.25], "length", 7))]
 
 
 class Single:
     """PolicyStreams that record their requests."""
 
     def __init__(self) -> None:
-        self.requests: list[SampleRequest] = []
+        self.requests: list[GenerateRequest] = []
         self.num_open = 0
 
-    async def stream(self, app: str, request: SampleRequest) -> AsyncGenerator[Delta]:
+    async def stream(self, app: str, request: GenerateRequest) -> AsyncGenerator[Piece]:
         self.requests.append(request)
         self.num_open += 1
         try:
             for reason in ("", "stop"):
-                yield Delta(token_ids=[1], logprobs=[-1.0], top_logprobs=[], finish_reason=reason, policy_version=2)
+                yield Piece(token_ids=[1], logprobs=[-1.0], finish_reason=reason, policy_version=2)
         finally:
             self.num_open -= 1
 
 
-def request(i: int = 0, *, group: str = "g", is_whole: bool = True, **more: Any) -> SampleRequest:
-    return SampleRequest(
+def request(i: int = 0, *, group: str = "g", is_streamed: bool = False, **more: Any) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r",
         model_group=group,
         prompt_token_ids=[i],
         sampling=Sampling(max_tokens=4, temperature=0.5),
         seed=100 + i,
-        is_whole=is_whole,
+        is_streamed=is_streamed,
         **more,
     )
 
 
-async def deltas(streams: CoalescedStreams, asked: SampleRequest, app: str = "app") -> list[Delta]:
+async def deltas(streams: CoalescedStreams, asked: GenerateRequest, app: str = "app") -> list[Piece]:
     return [delta async for delta in streams.stream(app, asked)]
 
 
@@ -80,10 +82,9 @@ async def test_concurrent_requests_to_one_app_share_a_call() -> None:
     assert [len(batch) for batch in handles["blue"].batches] == [2]
     assert answers == [
         [
-            Delta(
+            Piece(
                 token_ids=[i, 100 + i],
                 logprobs=[-0.5, -0.25],
-                top_logprobs=[],
                 finish_reason="length",
                 policy_version=7,
             )
@@ -106,13 +107,13 @@ async def test_requests_name_their_model_group_to_an_app_that_several_share() ->
 @pytest.mark.parametrize(
     "asked",
     [
-        request(is_whole=False),
+        request(is_streamed=True),
         request(top_logprobs=3),
         request(settings={"presence_penalty": 0.5}),
     ],
     ids=["watched", "likely tokens", "penalty"],
 )
-async def test_requests_that_need_a_stream_of_their_own_get_one(asked: SampleRequest) -> None:
+async def test_requests_that_need_a_stream_of_their_own_get_one(asked: GenerateRequest) -> None:
     handle, single = Handle(), Single()
     streams = CoalescedStreams(timeout_s=5, single=single, open_app=lambda _: handle)
     assert [delta.finish_reason for delta in await deltas(streams, asked)] == ["", "stop"]

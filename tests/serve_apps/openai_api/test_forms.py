@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from serve_apps.openai_api import forms
-from serve_apps.openai_api.forms import FormProcess
+from serve_apps.openai_api import constraints
+from serve_apps.openai_api.constraints import FormProcess
 from serve_apps.openai_api.protocol import ApiError
 
 pytestmark = [pytest.mark.nightly, pytest.mark.anyio]
@@ -64,7 +64,7 @@ async def test_a_form_that_takes_too_much_is_refused_and_the_next_is_made(tiny_m
 async def test_a_process_that_does_not_answer_is_killed_and_the_form_refused(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forms, "ANSWER_S", 0.01)
+    monkeypatch.setattr(constraints, "ANSWER_S", 0.01)
     process = FormProcess()
     said = await refusal(process, tiny_model, schema({"type": "object"}))
     assert "could not be made within 0.01 s" in said and process._process is None

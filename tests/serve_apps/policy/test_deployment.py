@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from serve_apps.config import ServeConfig
-from serve_apps.policy.adapters import AdapterRoom
+from serve_apps.engines.port import AdapterRoom
 from serve_apps.policy.app_list import AppList, Apps, with_user_config
 from serve_apps.policy.deployment import PolicyAppSpec, _is_same, _retargeted, app_entry
 from serve_apps.policy.policy_app import PolicyArgs

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from serve_apps.engines.port import EngineDeadError
 from serve_apps.policy import engine_sleep
 from serve_apps.policy.engine_sleep import ASLEEP_UNTIL, CANNOT_WAKE, EngineSleep
 
@@ -27,20 +26,18 @@ class FakeEngine:
         self.calls: list[str] = []
         self.faults: list[Exception] = []
 
-    async def collective_rpc(self, method: str) -> list[int]:
-        assert method == "troupe_free_bytes"
+    async def free_bytes(self) -> list[int]:
         return [80 * GIB - self.used - self.used_by_others]
 
-    async def sleep(self, level: int, mode: str) -> None:
-        self.calls.append(f"sleep {level} {mode}")
+    async def sleep(self) -> None:
+        self.calls.append("sleep")
         self.used = GIB
 
-    async def wake_up(self) -> bool:
+    async def wake(self) -> None:
         self.calls.append("wake")
         if self.faults:
             raise self.faults.pop()
         self.used = 10 * GIB
-        return True
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +50,7 @@ def play(scene: Callable[[FakeEngine, EngineSleep], Awaitable[None]]) -> FakeEng
 
     async def whole() -> None:
         async with asyncio.timeout(5):
-            await scene(engine, EngineSleep(engine))
+            await scene(engine, EngineSleep(engine))  # type: ignore[arg-type]
 
     asyncio.run(whole())
     return engine
@@ -74,7 +71,7 @@ def test_an_engine_sleeps_once_with_its_weights_kept_and_requests_waiting_howeve
         await sleep.wake()
         assert sleep.status() == {ASLEEP_UNTIL: None, CANNOT_WAKE: ""}
 
-    assert play(scene).calls == ["sleep 1 keep", "wake"]
+    assert play(scene).calls == ["sleep", "wake"]
 
 
 def test_an_engine_wakes_when_the_gpu_has_room_for_what_it_lent_and_says_until_then_what_is_in_the_way() -> None:
@@ -100,7 +97,7 @@ def test_an_engine_that_nobody_wakes_wakes_by_itself_at_its_deadline() -> None:
         await sleep.sleep(time.time() + 0.02)
         await reached(lambda: not sleep.is_asleep)
 
-    assert play(scene).calls == ["sleep 1 keep", "wake"] * 2
+    assert play(scene).calls == ["sleep", "wake"] * 2
 
 
 def test_a_deadline_that_is_put_off_in_time_wakes_nothing() -> None:
@@ -110,7 +107,7 @@ def test_a_deadline_that_is_put_off_in_time_wakes_nothing() -> None:
         await asyncio.sleep(0.05)
         assert sleep.is_asleep
 
-    assert play(scene).calls == ["sleep 1 keep"]
+    assert play(scene).calls == ["sleep"]
 
 
 def test_an_engine_that_waits_for_room_goes_on_sleeping_when_that_is_wanted_again() -> None:
@@ -129,18 +126,6 @@ def test_an_engine_that_waits_for_room_goes_on_sleeping_when_that_is_wanted_agai
     assert "wake" not in play(scene).calls
 
 
-class EngineDeadError(Exception):
-    """Stands for vLLM's."""
-
-
-@pytest.fixture
-def vllm_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("exceptions")
-    module.EngineDeadError = EngineDeadError  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", module)
-
-
-@pytest.mark.usefixtures("vllm_errors")
 def test_a_waking_that_fails_is_tried_again_with_what_woke_by_then_counted_as_awake() -> None:
     async def scene(engine: FakeEngine, sleep: EngineSleep) -> None:
         await sleep.sleep(time.time() + 100)
@@ -149,10 +134,9 @@ def test_a_waking_that_fails_is_tried_again_with_what_woke_by_then_counted_as_aw
         await sleep.wake()
         assert not sleep.is_asleep
 
-    assert play(scene).calls == ["sleep 1 keep", "wake", "wake"]
+    assert play(scene).calls == ["sleep", "wake", "wake"]
 
 
-@pytest.mark.usefixtures("vllm_errors")
 def test_an_engine_that_dies_as_it_wakes_is_not_waited_for() -> None:
     async def scene(engine: FakeEngine, sleep: EngineSleep) -> None:
         await sleep.sleep(time.time() + 100)

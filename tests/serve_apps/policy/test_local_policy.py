@@ -73,9 +73,10 @@ def test_min_p_leaves_only_likely_tokens(policy: LocalPolicy) -> None:
     assert len({tuple(ask(policy, sampling, seed).token_ids) for seed in range(10)}) == 1
 
 
-def test_a_form_is_refused(policy: LocalPolicy) -> None:
-    with pytest.raises(ValueError, match="must match a form is sampled by engines only"):
-        ask(policy, Sampling(max_tokens=4, temperature=1.0, constraint='{"json": {"type": "integer"}}'))
+def test_a_form_is_kept(policy: LocalPolicy) -> None:
+    form = '{"regex": "[0-9]{3}", "end_ids": [2]}'
+    answers = [ask(policy, Sampling(max_tokens=8, constraint=form), seed) for seed in range(3)]
+    assert all(answer.finish_reason == "stop" and len(answer.token_ids) <= 4 for answer in answers)
 
 
 def test_another_completion_has_logprobs_over_all_tokens_and_no_options(policy: LocalPolicy) -> None:

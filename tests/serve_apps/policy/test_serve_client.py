@@ -12,10 +12,10 @@ import pytest
 from ray.exceptions import RayActorError
 
 from serve_apps.config import CallConfig
+from serve_apps.engines.port import Piece, Progress
 from serve_apps.episode_clock import EpisodeClock
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.policy.serve_client import ServeClient
-from serve_apps.policy.wire import WireProgress, WireResult
 from stores.types import Completion, GenerateRequest, Sampling
 
 pytestmark = pytest.mark.fast
@@ -77,9 +77,13 @@ class FakeStream:
         self.handle.num_cancelled += 1
 
 
-def echo(item: Any) -> WireResult:
+def echo(item: GenerateRequest) -> Piece:
     prompt = item.prompt_token_ids
-    return WireResult(item.key, [*prompt, item.seed], [-1.0] * (len(prompt) + 1), "stop", 7, False, "")
+    return Piece([*prompt, item.seed], [-1.0] * (len(prompt) + 1), "stop", 7)
+
+
+def echoes(batch: list[GenerateRequest]) -> list[tuple[int, Piece]]:
+    return [(place, echo(item)) for place, item in enumerate(batch)]
 
 
 def ask(handle: FakeHandle, num: int, capacity: int | None = None, **call: Any) -> list[Any]:
@@ -117,24 +121,24 @@ class FakeEngine:
                     self.sampled[id(item)] = self.sampled.get(id(item), 0) + 1
 
     async def stream(self, _: int, batch: list[Any]) -> AsyncIterator[Any]:
-        """What `Generation.batch` yields."""
+        """What `Generation.run` yields."""
         self.queue += batch
         self.most = max(self.most, len(self.queue))
-        left, seen = list(batch), self.num_steps
+        left, seen = dict(enumerate(batch)), self.num_steps
         try:
             while left:
                 await asyncio.sleep(self.step_s)
-                done = [item for item in left if self.sampled.get(id(item), 0) >= self.tokens]
-                for item in done:
-                    left.remove(item)
+                done = {place: item for place, item in left.items() if self.sampled.get(id(item), 0) >= self.tokens}
+                for place, item in done.items():
+                    del left[place]
                     self.queue.remove(item)
                 if done:
-                    yield [echo(item) for item in done]
+                    yield [(place, echo(item)) for place, item in done.items()]
                 elif self.num_steps > seen:
                     seen = self.num_steps
-                    yield WireProgress({item.key: n for item in left if (n := self.sampled.get(id(item), 0))})
+                    yield Progress({i: n for i, item in left.items() if (n := self.sampled.get(id(item), 0))})
         finally:
-            for item in left:
+            for item in left.values():
                 self.queue.remove(item)
                 self.wasted += self.sampled.get(id(item), 0)
 
@@ -160,7 +164,7 @@ def request(i: int) -> GenerateRequest:
 
 def test_concurrent_requests_share_calls_of_at_most_batch_max() -> None:
     async def script(_: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
-        yield [echo(item) for item in batch]
+        yield echoes(batch)
 
     handle = FakeHandle(script)
     answers = ask(handle, 10, batch_max=4)
@@ -172,9 +176,9 @@ def test_concurrent_requests_share_calls_of_at_most_batch_max() -> None:
 def test_after_a_dead_replica_only_the_unfinished_requests_are_repeated_with_their_seeds() -> None:
     async def script(number: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
         if number == 1:
-            yield [echo(item) for item in batch[:2]]
+            yield echoes(batch)[:2]
             raise RayActorError()
-        yield [echo(item) for item in batch]
+        yield echoes(batch)
 
     handle = FakeHandle(script)
     answers = ask(handle, 5)
@@ -199,7 +203,7 @@ def test_a_call_of_which_nothing_comes_is_cancelled_and_repeated() -> None:
     async def script(number: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
         if number == 1:
             await asyncio.sleep(10**6)
-        yield [echo(item) for item in batch]
+        yield echoes(batch)
 
     handle = FakeHandle(script)
     (answer,) = ask(handle, 1)
@@ -208,7 +212,7 @@ def test_a_call_of_which_nothing_comes_is_cancelled_and_repeated() -> None:
 
 def test_a_stream_that_ends_early_counts_as_a_failure() -> None:
     async def script(number: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
-        yield [echo(item) for item in batch[: 1 if number == 1 else None]]
+        yield echoes(batch)[: 1 if number == 1 else None]
 
     assert [a.num_attempts for a in ask(FakeHandle(script), 3)] == [1, 2, 2]
 
@@ -216,10 +220,8 @@ def test_a_stream_that_ends_early_counts_as_a_failure() -> None:
 def test_a_request_that_cannot_run_fails_alone_and_is_not_repeated() -> None:
     async def script(_: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
         reasons = ["context", "refused"]
-        errors = [
-            WireResult(item.key, [], [], reason, 7, False, "why") for item, reason in zip(batch, reasons, strict=False)
-        ]
-        yield errors + [echo(item) for item in batch[2:]]
+        errors = [(i, Piece(finish_reason=reason, policy_version=7, error="why")) for i, reason in enumerate(reasons)]
+        yield errors + echoes(batch)[2:]
 
     handle = FakeHandle(script)
     answers = ask(handle, 4)
@@ -232,9 +234,8 @@ def test_a_request_that_cannot_run_fails_alone_and_is_not_repeated() -> None:
 def test_a_request_that_the_engine_gives_up_is_repeated_and_then_fails_with_its_reason(reason: str) -> None:
     def script(num_bad: int) -> Script:
         async def results(number: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
-            first, *rest = batch
-            yield [WireResult(first.key, [1], [-1.0], reason, 7, False, "") if number <= num_bad else echo(first)]
-            yield [echo(item) for item in rest]
+            yield [(0, Piece([1], [-1.0], reason, 7) if number <= num_bad else echo(batch[0]))]
+            yield echoes(batch)[1:]
 
         return results
 
@@ -286,7 +287,7 @@ def test_two_model_groups_on_one_engine_share_its_places() -> None:
 def test_the_episode_that_began_first_goes_first() -> None:
     async def script(_: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
         await asyncio.sleep(0.005)
-        yield [echo(item) for item in batch]
+        yield echoes(batch)
 
     handle = FakeHandle(script)
 
@@ -320,7 +321,7 @@ def test_calls_that_wait_are_sent_when_those_in_their_way_fail_and_are_given_up(
     async def script(number: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
         if number == 1:
             raise RayActorError()
-        yield [echo(item) for item in batch]
+        yield echoes(batch)
 
     handle = FakeHandle(script)
 
@@ -396,7 +397,7 @@ def test_deadlines_of_an_episode_stand_still_until_an_engine_begins_on_its_call(
 def test_short_calls_of_which_no_report_comes_use_up_an_episodes_time() -> None:
     async def script(_: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
         await asyncio.sleep(1)
-        yield [echo(item) for item in batch]
+        yield echoes(batch)
 
     async def main() -> None:
         client, clock = client_of(FakeHandle(script), capacity=1), EpisodeClock()
@@ -429,7 +430,7 @@ def test_a_deadline_counts_from_the_first_token_on() -> None:
 
 def test_a_caller_who_cannot_wait_is_told_that_no_replica_is_there_and_the_call_is_not_repeated() -> None:
     async def script(_: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
-        yield [echo(item) for item in batch]
+        yield echoes(batch)
 
     handle = FakeHandle(script)
 

@@ -95,4 +95,4 @@ async def test_a_shadow_request_is_sampled_whole_and_without_logprobs(tiny_model
     shadow_job = replace(shadow_job, request=shadow_job.request.model_copy(update=seen))
     (result,) = await scene.shadow_player.play_jobs([shadow_job])
     (asked,) = scene.streams.requests
-    assert result.outcome == "answered" and asked.is_whole and asked.top_logprobs == 0
+    assert result.outcome == "answered" and not asked.is_streamed and asked.top_logprobs == 0

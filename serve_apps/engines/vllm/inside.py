@@ -1,6 +1,8 @@
-"""weights_extension: a Hugging Face folder -> the weights of a running vLLM worker.
+"""inside: what Troupe reads and changes inside vLLM, beyond what vLLM documents; `cpu.py` has what only engines on a CPU need.
 
-vLLM mixes `WeightsExtension` into its worker class (`worker_extension_cls`) and calls it through `collective_rpc`.
+`tests/serve_apps/engines/test_inside_vllm.py` names every attribute, for whoever updates vLLM. Imported in engines only.
+
+New weights: vLLM mixes `WeightsExtension` into its worker class (`worker_extension_cls`) and calls it through `collective_rpc`.
 New weights are staged and checked first; the running model is touched only once every worker holds a good set,
 because a reload that fails half way leaves a model on the meta device and the engine dies with the next request.
 """
@@ -10,7 +12,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stores.weights.manifest import read_safetensors_header
+from vllm.v1.sample.logits_processor import LogitsProcessor
+
+from serve_apps.engines.tensors import check_tensors, load_tensors, stored_shapes
+from stores.weights.model_folder import num_known_rows
 
 if TYPE_CHECKING:
     import torch
@@ -29,9 +34,7 @@ class WeightsExtension:
 
     def troupe_expect(self, folder: str) -> int:
         """Remembers the tensor names and shapes of the model that the engine was started with; returns their count."""
-        files = sorted(Path(folder).glob("*.safetensors"))
-        headers = [read_safetensors_header(file) for file in files]
-        self._troupe_expected = {name: shape for header in headers for name, (_, shape) in header.items()}
+        self._troupe_expected = stored_shapes(folder)
         return len(self._troupe_expected)
 
     def troupe_stage(self, folder: str) -> int:
@@ -71,38 +74,35 @@ class WeightsExtension:
         dispatch_cpu_unquantized_gemm(self.model_runner.get_model().lm_head, remove_weight=False)
 
 
-def load_tensors(folder: str | Path) -> dict[str, torch.Tensor]:
-    """Returns every tensor of the safetensors files in `folder`, on the CPU.
+class PaddedRows(LogitsProcessor):  # type: ignore[misc]
+    """Gives rows of the vocabulary behind the last token the probability 0, in every request.
 
-    Raises ValueError if there is no file or one is damaged.
+    Many models have more rows than their tokenizer has tokens, so that sizes divide well. Such a row can be sampled and means
+    nothing. The trainer leaves the same rows out (`PolicyScorer`), so that both have one distribution.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{folder} holds no *.safetensors file")
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        try:
-            tensors.update(load_file(file))
-        except SafetensorError as error:
-            raise ValueError(f"{file} is damaged: {error}") from None
-    return tensors
+    def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
+        """Reads the number of tokens in the folder that the engine was started with."""
+        self._num_known = num_known_rows(Path(vllm_config.model_config.model))
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Masks `logits`, [B, vocabulary], in place and returns them."""
+        if self._num_known is not None:
+            logits[:, self._num_known :] = -float("inf")
+        return logits
+
+    def is_argmax_invariant(self) -> bool:
+        """A padded row may have the largest logit."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """Nothing depends on the requests."""
 
 
-def check_tensors(tensors: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]], source: str) -> None:
-    """Raises ValueError, naming the tensor, unless `tensors` has just the expected names and shapes, all finite.
+def tokens_under_way(engine: Any) -> dict[str, int]:
+    """Returns the tokens sampled so far of every request that an `AsyncLLM` has begun on, by its id.
 
-    A missing tensor would silently keep the old policy's values.
+    Nothing is asked of the engine: vLLM keeps the tokens of unfinished requests in this process.
     """
-    import torch
-
-    missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-    if missing or unknown:
-        raise ValueError(f"{source}: missing tensors {missing[:3]}, unknown tensors {unknown[:3]}")
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) != expected[name]:
-            raise ValueError(f"{source}: {name} has shape {tuple(tensor.shape)}, the engine's is {expected[name]}")
-        if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{source}: {name} has values that are not finite")
+    states = list(engine.output_processor.request_states.values())
+    return {state.external_req_id: state.detokenizer.num_output_tokens() for state in states if not state.is_prefilling}

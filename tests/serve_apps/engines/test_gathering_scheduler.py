@@ -23,10 +23,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    from serve_apps.policy import gathering_scheduler  # imports vLLM
+    from serve_apps.engines.vllm import cpu  # imports vLLM
 
     clock = Clock()
-    monkeypatch.setattr(gathering_scheduler, "time", clock)
+    monkeypatch.setattr(cpu, "time", clock)
     return clock
 
 
@@ -36,7 +36,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     from vllm.v1.core.sched.interface import PauseState
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from serve_apps.policy.gathering_scheduler import GatheringScheduler
+    from serve_apps.engines.vllm.cpu import GatheringScheduler
 
     def init(self: Any) -> None:
         self.running, self.waiting = [], []

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from serve_apps.config import ServeConfig
-from serve_apps.policy.adapters import AdapterRoom
+from serve_apps.engines.port import AdapterRoom
+from serve_apps.engines.vllm.settings import ADAPTER_WORKER, LOGGING, engine_arguments, engine_environment
 from serve_apps.policy.deployment import PolicyAppSpec
-from serve_apps.policy.engine_settings import ADAPTER_WORKER, LOGGING, engine_arguments, engine_environment
 from serve_apps.policy.policy_app import PolicyArgs
 from stores.settings import identity
 from stores.types import ModelVersionRef

@@ -1,14 +1,13 @@
-"""engine_settings: serving settings, a model folder -> environment, arguments and stop tokens of a vLLM engine."""
+"""settings: serving settings, a model folder -> environment and arguments of a vLLM engine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from serve_apps.chat.end_tokens import configured_end_ids
-from serve_apps.chat.tokenizer import load_tokenizer
+from serve_apps.chat.tokenizer import TOKENIZER_FILE
 from serve_apps.config import ServeConfig
-from serve_apps.policy.adapters import AdapterRoom, adapter_arguments
+from serve_apps.engines.port import AdapterRoom
 from stores.weights.model_folder import num_known_rows
 
 CPU_BLOCK_SIZE = 32
@@ -17,14 +16,15 @@ SPIN_COUNT = "20000"
 """How often an OpenMP thread of an engine looks for work before it sleeps, about 0.2 ms. A step has hundreds of parallel parts
 with less than that between them: threads that sleep at once gain next to nothing over one thread. Threads that spin for
 milliseconds, as by default, stall an engine where something else computes, too."""
-TOKENIZER_FILE = "tokenizer.json"
-PADDED_ROWS = "serve_apps.policy.padded_rows:PaddedRows"
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM accepts as `max_lora_rank`."""
+PADDED_ROWS = "serve_apps.engines.vllm.inside:PaddedRows"
 """The class by which engines leave out rows of the vocabulary that stand for no token."""
-SCHEDULER = "serve_apps.policy.gathering_scheduler.GatheringScheduler"
+SCHEDULER = "serve_apps.engines.vllm.cpu.GatheringScheduler"
 """The scheduler of an engine on a CPU."""
-ADAPTER_WORKER = "serve_apps.policy.adapter_products.AdapterWorker"
+ADAPTER_WORKER = "serve_apps.engines.vllm.cpu.AdapterWorker"
 """The worker of an engine on a CPU that serves adapters."""
-LOGGING = Path(__file__).with_name("vllm_logging.json")
+LOGGING = Path(__file__).with_name("logging.json")
 """The change of the log levels that vLLM makes as an engine starts. It is an incremental one: vLLM's own configuration closes all
 handlers of the process, Serve's among them, and a Serve controller that takes over stops the replicas whose handlers are closed.
 vLLM's errors reach the handlers of the root logger."""
@@ -70,7 +70,7 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
         "structured_outputs_config": {"backend": "xgrammar"},
         "trust_remote_code": False,
         "disable_log_stats": True,
-        "worker_extension_cls": "serve_apps.policy.weights_extension.WeightsExtension",
+        "worker_extension_cls": "serve_apps.engines.vllm.inside.WeightsExtension",
         "generation_config": "vllm",
     }
     if config.gpus == 0:
@@ -92,7 +92,7 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
     elif config.gpus == 0:
         arguments["block_size"] = CPU_BLOCK_SIZE
     if adapters is not None:
-        arguments |= adapter_arguments(adapters)
+        arguments |= _adapter_arguments(adapters)
         if config.gpus == 0:
             arguments["worker_cls"] = ADAPTER_WORKER
     arguments |= config.engine
@@ -101,11 +101,17 @@ def engine_arguments(config: ServeConfig, model: Path, adapters: AdapterRoom | N
     return arguments
 
 
-def stop_token_ids(folder: Path) -> list[int]:
-    """Returns every token that a model folder says ends a completion: see `ChatTokenizer.end_ids`.
+def _adapter_arguments(room: AdapterRoom) -> dict[str, Any]:
+    """Returns the arguments for adapters.
 
-    Without a tokenizer in the folder, those of its two configs.
+    Layers that no adapter changes are left as they are. That keeps the output head whole, too: wrapped for adapters it
+    takes one row per request, and the engine dies of a request for the logprobs of its prompt, which every proof is.
     """
-    if not (folder / TOKENIZER_FILE).is_file():
-        return configured_end_ids(folder)
-    return sorted(load_tokenizer(str(folder)).end_ids)
+    num_groups = len(room.model_groups)
+    return {
+        "enable_lora": True,
+        "max_loras": num_groups,
+        "max_cpu_loras": 2 * num_groups,  # while versions change, requests under way still need the old ones
+        "max_lora_rank": next(rank for rank in ENGINE_RANKS if rank >= room.max_rank),
+        "lora_target_modules": list(room.target_modules),
+    }

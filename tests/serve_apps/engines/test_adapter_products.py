@@ -39,7 +39,7 @@ def added(wrapper_class: Any, adapters: list[int], *, is_prefill: bool = True, s
 def test_products_are_those_of_vllm(adapters: list[int], is_prefill: bool) -> None:
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-    from serve_apps.policy.adapter_products import GroupedAdapters
+    from serve_apps.engines.vllm.cpu import GroupedAdapters
 
     ours = added(GroupedAdapters, adapters, is_prefill=is_prefill)
     torch.testing.assert_close(ours, added(PunicaWrapperCPU, adapters, is_prefill=is_prefill), atol=1e-5, rtol=1e-5)
@@ -47,7 +47,7 @@ def test_products_are_those_of_vllm(adapters: list[int], is_prefill: bool) -> No
 
 
 def test_a_token_without_an_adapter_gets_nothing_added() -> None:
-    from serve_apps.policy.adapter_products import GroupedAdapters
+    from serve_apps.engines.vllm.cpu import GroupedAdapters
 
     both, alone = added(GroupedAdapters, [0, 12, 0]), added(GroupedAdapters, [12, 12, 12])
     assert not both[[0, 2]].any()
@@ -58,7 +58,7 @@ def test_a_token_without_an_adapter_gets_nothing_added() -> None:
 def test_an_output_is_added_to_and_can_be_written_over() -> None:
     from vllm.lora.layers import LoRAMapping
 
-    from serve_apps.policy.adapter_products import GroupedAdapters
+    from serve_apps.engines.vllm.cpu import GroupedAdapters
 
     _, expand = layer(0)
     for adapters in ((12, 12), (11, 12)):

@@ -1,0 +1,1 @@
+"""Engines behind one port: vLLM, transformers, and those that a dotted path names."""

@@ -1,0 +1,1 @@
+"""vLLM behind the port of engines. Nothing else imports vLLM."""
