@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,22 +54,20 @@ def refill(
     while len(good) < settings.tasks_per_iteration and left and len(passes) < settings.dynamic_sampling.max_refills:
         spent = [first, *passes]
         is_late = sum(p.seconds for p in spent) > SHARE_OF_TIME * settings.stage_timeout_s
-        if is_late or _is_spent(run, spent):
+        if is_late or _is_spent(of, spent):
             break
         num_missing = settings.tasks_per_iteration - len(good)
         chosen, left = left[:num_missing], left[num_missing:]
         passes.append(sample_episodes(chosen, of, episodes_per_task=settings.episodes_per_task, progress=progress))
         with_signal, without_signal = _by_signal(run, passes[-1].traces)
         good, empty = good | with_signal, empty | without_signal
-    last = [first, *passes][-1]
-    pinned = _pin(run, last.traces, good)
     counts = {
         "done": len(good),
         "without_signal": len(empty),
         "refills": len(passes),
         "refilled": sum(len(p.groups) for p in passes),
     }
-    final = replace(last, traces=pinned, num_new=0, statuses={}, causes={}, num_tokens=0, sampling_seconds=0.0)
+    final = [first, *passes][-1].repinned(of.pin(good))
     return Refilled(passes=[*passes, final], counts=counts)
 
 
@@ -91,15 +88,13 @@ def _are_equal(values: Sequence[float]) -> bool:
     return math.isclose(min(values), max(values), rel_tol=ROUNDING, abs_tol=ROUNDING)
 
 
-def _is_spent(run: Run, passes: Sequence[Sampled]) -> bool:
+def _is_spent(of: Pass, passes: Sequence[Sampled]) -> bool:
     """Whether these passes, with what interrupted ones had stored, have used up the budget; other episodes do not count."""
-    budget = run.config.collect.budget
+    budget = of.config.budget
     if budget.tokens is None and budget.seconds is None:
         return False
-    ref, groups = passes[0].traces, sorted({group for sampled in passes for group in sampled.groups})
-    stored = run.traces.stored_episodes(
-        run_id=ref.run_id, iteration=ref.iteration, purpose=ref.purpose, team_key=ref.team_key, with_tokens=True
-    )
+    groups = sorted({group for sampled in passes for group in sampled.groups})
+    stored = of.store.stored_episodes(**of.where, with_tokens=True)
     stored = stored.filter(pc.is_in(stored["group_id"], pa.array(groups, stored["group_id"].type)))
     tokens, seconds = sum(stored["num_tokens"].to_pylist()), busy_seconds(stored)
     return (budget.tokens is not None and tokens >= budget.tokens) or (
@@ -115,14 +110,3 @@ def _by_signal(run: Run, ref: TracesRef) -> tuple[set[str], set[str]]:
     empty = groups_without_signal(traces, assign_credit(run, scored))
     every = {trace.group_id for trace in traces if not trace.variant}
     return every - empty, empty & every
-
-
-def _pin(run: Run, ref: TracesRef, good: Collection[str]) -> TracesRef:
-    where: dict[str, Any] = {
-        "run_id": ref.run_id,
-        "iteration": ref.iteration,
-        "purpose": ref.purpose,
-        "team_key": ref.team_key,
-    }
-    stored = set(run.traces.stored_episodes(**where)["group_id"].to_pylist())
-    return run.traces.pin_episodes(**where, excluded_groups=sorted(stored - set(good)))

@@ -16,7 +16,7 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,10 @@ class Sampled:
     """Tasks of the groups that are not pinned, in order."""
     calls: CallCounts = field(default_factory=CallCounts)
     """What became of the model calls."""
+
+    def repinned(self, traces: TracesRef) -> Sampled:
+        """The pass with another ref, nothing of which is counted again."""
+        return replace(self, traces=traces, num_new=0, statuses={}, causes={}, num_tokens=0, sampling_seconds=0.0)
 
 
 class TooManyFailures(RuntimeError):
@@ -134,6 +138,11 @@ class Pass:
         """The key under which its episodes are stored."""
         key = self.team_spec.team_key
         return {"run_id": self.run_id, "iteration": self.iteration, "purpose": self.purpose, "team_key": key}
+
+    def pin(self, groups: Collection[str]) -> TracesRef:
+        """Pins what is stored under its key of these groups."""
+        stored = set(self.store.stored_episodes(**self.where)["group_id"].to_pylist())
+        return self.store.pin_episodes(**self.where, excluded_groups=sorted(stored - set(groups)))
 
 
 def sample_episodes(

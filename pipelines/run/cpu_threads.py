@@ -21,19 +21,20 @@ PARAMETERS_PER_THREAD = 20_000_000
 
 def engine_threads(run: Run, model_group: str) -> int:
     """Returns the threads of one engine of a model group's app; the engines of all apps sample at once."""
-    threads = run.config.serve_config(model_group).threads
-    if threads != "auto":
-        return threads
-    num_at_once = _num_engines(run) + (_num_workers(run, model_group) if run.config.loop.max_lag else 0)
-    return threads_of(num_parameters(run, model_group), num_at_once=num_at_once, num_cores=usable_cores())
+    setting = run.config.serve_config(model_group).threads
+    return _threads(run, model_group, setting, _num_engines(run), _num_workers(run, model_group))
 
 
 def trainer_threads(run: Run, model_group: str) -> int:
     """Returns the torch threads of one training worker of a model group; all groups train at once, unless the team does."""
-    settings = run.config.train_config(model_group)
-    if settings.threads != "auto":
-        return settings.threads
-    num_at_once = _num_workers(run, model_group) + (_num_engines(run) if run.config.loop.max_lag else 0)
+    setting = run.config.train_config(model_group).threads
+    return _threads(run, model_group, setting, _num_workers(run, model_group), _num_engines(run))
+
+
+def _threads(run: Run, model_group: str, setting: int | str, num_alike: int, num_others: int) -> int:
+    if isinstance(setting, int):
+        return setting
+    num_at_once = num_alike + (num_others if run.config.loop.max_lag else 0)
     return threads_of(num_parameters(run, model_group), num_at_once=num_at_once, num_cores=usable_cores())
 
 

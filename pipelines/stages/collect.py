@@ -6,13 +6,12 @@ Reads: the train tasks; the versions that sample the iteration. Writes: episodes
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from pipelines.episodes.collector import end_collectors
 from pipelines.episodes.dynamic_sampling import refill
 from pipelines.episodes.from_run import adopt_traces
 from pipelines.episodes.from_service import served_group, take_served
-from pipelines.episodes.sampling import Pass, Sampled, sample_episodes
+from pipelines.episodes.sampling import Pass, sample_episodes
 from pipelines.episodes.variants import play_variants
 from pipelines.run.iteration import Iteration
 from pipelines.run.run import Run
@@ -47,7 +46,9 @@ def collect(call: StageCall) -> Collected:
     served = None
     if settings.from_service is not None:
         served = take_served(run, number, team_spec=team_spec, models=iteration.models)
-        passes.append(_with_served(run, number, passes[-1]))
+        # A repetition may have taken the served episodes for a group left over.
+        left_out = [name for name in passes[-1].traces.excluded_groups if name != served_group(run, number)]
+        passes.append(passes[-1].repinned(run.traces.pin_episodes(**by.where, excluded_groups=left_out)))
     if settings.variants is not None:
         passes.append(play_variants(run, passes, by, progress=progress))
     return Collected(
@@ -68,19 +69,6 @@ def collect(call: StageCall) -> Collected:
 def recover(run: Run, model_group: str) -> None:
     """Ends the collectors: see `Stage.recover`."""
     end_collectors()
-
-
-def _with_served(run: Run, iteration: int, last: Sampled) -> Sampled:
-    """The pass whose ref also has the served episodes; a repetition may have taken them for a group left over."""
-    ref = last.traces
-    pinned = run.traces.pin_episodes(
-        run_id=ref.run_id,
-        iteration=ref.iteration,
-        purpose=ref.purpose,
-        team_key=ref.team_key,
-        excluded_groups=[group for group in ref.excluded_groups if group != served_group(run, iteration)],
-    )
-    return replace(last, traces=pinned, num_new=0, statuses={}, causes={}, num_tokens=0, sampling_seconds=0.0)
 
 
 def iteration_tasks(run: Run, iteration: Iteration) -> list[Task]:

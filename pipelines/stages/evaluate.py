@@ -10,7 +10,7 @@ seeds on the same engines, swapped in place and swapped back, each with proof.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -106,11 +106,6 @@ class _Look:
     """The contender that the decision is about."""
     verdict: Verdict
 
-    @property
-    def teams(self) -> Iterable[Played]:
-        """Returns the champion first, then the contenders."""
-        return (self.champion, *self.contenders.values())
-
 
 Play = Callable[[Models, list[Task]], Played]
 
@@ -139,32 +134,23 @@ def _look_until_sure(run: Run, candidate: Models, champion: Models, tasks: list[
             contenders = [*contenders, helpful]
             played[helpful.groups] = play(helpful.models, tasks[:num_tasks])
             evidence[helpful.groups] = examine(old, played[helpful.groups])
-        look = _ask_gate(run, num_tasks, old, played, evidence)
-        seconds += sum(team.sampled.sampling_seconds for team in look.teams)
-        num_tokens += sum(team.sampled.num_tokens for team in look.teams)
+        verdicts = {groups: decide_promotion(run.config.promote, found) for groups, found in evidence.items()}
+        chosen, verdict = choose_contender(verdicts, evidence)
+        look = _Look(
+            num_tasks=num_tasks,
+            champion=old,
+            contenders=played,
+            evidence=evidence,
+            verdicts=verdicts,
+            chosen=chosen,
+            verdict=verdict,
+        )
+        teams = (old, *played.values())
+        seconds += sum(team.sampled.sampling_seconds for team in teams)
+        num_tokens += sum(team.sampled.num_tokens for team in teams)
         if look.verdict.verdict != "inconclusive":
             break
     return _evaluated(run, look, contenders, num_looks=num_looks, sampling_seconds=seconds, num_tokens=num_tokens)
-
-
-def _ask_gate(
-    run: Run,
-    num_tasks: int,
-    champion: Played,
-    contenders: Mapping[NewGroups, Played],
-    evidence: Mapping[NewGroups, Evidence],
-) -> _Look:
-    verdicts = {groups: decide_promotion(run.config.promote, found) for groups, found in evidence.items()}
-    chosen, verdict = choose_contender(verdicts, evidence)
-    return _Look(
-        num_tasks=num_tasks,
-        champion=champion,
-        contenders=contenders,
-        evidence=evidence,
-        verdicts=verdicts,
-        chosen=chosen,
-        verdict=verdict,
-    )
 
 
 def _evaluated(run: Run, look: _Look, contenders: Sequence[Contender], *, num_looks: int, **totals: Any) -> Evaluated:

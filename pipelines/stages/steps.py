@@ -156,13 +156,22 @@ def run_stage(
     )
 
     def work(lease: Lease) -> dict[str, Any]:
-        as_begun = begin(run, stage, iteration)
-        reporting = watchdog.reporting(progress)
-        call = StageCall(run=run, iteration=as_begun, model_group=model_group, lease=lease, progress=reporting)
-        return stage.work(call).to_json()
+        began = time.monotonic()
+        logger.info("begins, attempt %d", lease.token)
+        try:
+            as_begun = begin(run, stage, iteration)
+            reporting = watchdog.reporting(progress)
+            call = StageCall(run=run, iteration=as_begun, model_group=model_group, lease=lease, progress=reporting)
+            ref = stage.work(call).to_json()
+        except BaseException as error:  # its message may quote a prompt; it is in the journal
+            level = logging.INFO if isinstance(error, KeyboardInterrupt) else logging.ERROR
+            logger.log(level, "failed after %.1f s: %s", time.monotonic() - began, type(error).__name__)
+            raise
+        logger.info("done in %.1f s", time.monotonic() - began)
+        return ref
 
     try:
-        return stage.parse(watchdog.once(_logged(work), alone=_alone(run, stage)))
+        return stage.parse(watchdog.once(work, alone=_alone(run, stage)))
     finally:
         _send_points(run, iteration)
 
@@ -207,22 +216,6 @@ def _alone(run: Run, stage: Stage) -> AbstractContextManager[Lease] | None:
         # Engines sleep meanwhile, and model groups train one after another: the last one waits for all the others.
         return run.hold_engines(wait_s=sum(stage.timeout_s(run.config, group) for group in run.config.train_tasks))
     return None
-
-
-def _logged(work: Callable[[Lease], dict[str, Any]]) -> Callable[[Lease], dict[str, Any]]:
-    def logged(lease: Lease) -> dict[str, Any]:
-        began = time.monotonic()
-        logger.info("begins, attempt %d", lease.token)
-        try:
-            ref = work(lease)
-        except BaseException as error:  # its message may quote a prompt; it is in the journal
-            level = logging.INFO if isinstance(error, KeyboardInterrupt) else logging.ERROR
-            logger.log(level, "failed after %.1f s: %s", time.monotonic() - began, type(error).__name__)
-            raise
-        logger.info("done in %.1f s", time.monotonic() - began)
-        return ref
-
-    return logged
 
 
 def wait_for_end(pool: ThreadPoolExecutor, futures: Sequence[Future[Any]], *, interrupt: Callable[[], None]) -> None:

@@ -91,6 +91,8 @@ def _starts(
     run: Run, settings: WarmstartConfig | None, scratch: Path, progress: StepProgress | None
 ) -> tuple[dict[str, _Start], dict[str, float]]:
     """The start of every model group that has weights of its own and of every base, with metrics."""
+    from train_loops.engine.warmstart import warmstart as learn
+
     if settings is not None and settings.tiny_model is not None:
         return _tiny(run, settings, scratch, progress)
     groups = _members(run)
@@ -108,8 +110,10 @@ def _starts(
     for weights, members in groups.items():
         base = bases[members[0]]
         pairs = _pairs(chosen or _demonstrations(run, settings, dict.fromkeys(bases, base)), members)
-        folder, learned = _learn(run, settings, pairs, scratch / weights, base, None, progress)
-        starts[weights] = _Start(folder, _probes(pairs))
+        learned = learn(
+            pairs, config=settings, seed=run.config.seed, out=scratch / weights, model_folder=base, progress=progress
+        )
+        starts[weights] = _Start(scratch / weights, _probes(pairs))
         metrics |= {f"{weights}/{name}": value for name, value in learned.items()}
     return starts, metrics
 
@@ -130,6 +134,7 @@ def _tiny(
     A base that groups share learns from their agents only.
     """
     from train_loops.engine.tiny_model import build_model, build_tokenizer, save_folder
+    from train_loops.engine.warmstart import warmstart as learn
 
     spy = _TextSpy()
     answers: ToolAnswers = {}
@@ -149,34 +154,12 @@ def _tiny(
     for (shape, base), members in groups.items():
         pairs = _pairs(traces, members)
         own = settings.model_copy(update={"tiny_model": shape})
-        folder, learned = _learn(run, own, pairs, scratch / f"tiny-{members[0]}", None, tokenizers[shape], progress)
-        starts |= dict.fromkeys([base] if base else members, _Start(folder, _probes(pairs)))
+        out, seed = scratch / f"tiny-{members[0]}", run.config.seed
+        learned = learn(pairs, config=own, seed=seed, out=out, tokenizer=tokenizers[shape], progress=progress)
+        starts |= dict.fromkeys([base] if base else members, _Start(out, _probes(pairs)))
         prefix = "" if len(groups) == 1 else f"{'+'.join(members)}/"
         metrics |= {f"{prefix}{name}": value for name, value in learned.items()}
     return starts, metrics
-
-
-def _learn(
-    run: Run,
-    settings: WarmstartConfig,
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
-    out: Path,
-    base: Path | None,
-    tokenizer: Any,
-    progress: StepProgress | None,
-) -> tuple[Path, dict[str, float]]:
-    from train_loops.engine.warmstart import warmstart as learn
-
-    metrics = learn(
-        pairs,
-        config=settings,
-        seed=run.config.seed,
-        out=out,
-        model_folder=base,
-        tokenizer=tokenizer,
-        progress=progress,
-    )
-    return out, metrics
 
 
 def _demonstrations(
