@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.evaluation.statistics import NO_FAMILIES, Families, Interval, by_family
+from pipelines.evaluation.statistics import RESAMPLING, Interval, Resampling, by_family
 from pipelines.run.run import Run
 from stores.journal.stage_results import Measured
 from stores.types import EpisodeStatus, Trace
@@ -72,11 +72,7 @@ def is_well_formed(trace: Trace) -> bool:
 def split_gain(
     before: Mapping[str, Sequence[Judged]],
     after: Mapping[str, Sequence[Judged]],
-    *,
-    families: Families = NO_FAMILIES,
-    seed: int = 0,
-    num_samples: int = 10_000,
-    confidence: float = 0.95,
+    how: Resampling = RESAMPLING,
 ) -> FormSplit | None:
     """Splits the gain on the tasks that both sides have, by task id; None where they share none.
 
@@ -87,14 +83,13 @@ def split_gain(
         return None
     old, new = _means(before, tasks), _means(after, tasks)
     form, substance = _parts(old.mean(axis=0), new.mean(axis=0))
-    units = [np.stack([by_family(tasks, values, families) for values in side.T], axis=1) for side in (old, new)]
+    units = [np.stack([by_family(tasks, values, how.families) for values in side.T], axis=1) for side in (old, new)]
     n = len(units[0])
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_samples) / n
+    drawn = np.random.default_rng(how.seed).multinomial(n, np.full(n, 1 / n), size=how.num_samples) / n
     samples = _parts(*(drawn @ side for side in units))
-    levels = [(1 - confidence) / 2, (1 + confidence) / 2]
 
     def interval(mean: np.ndarray, values: np.ndarray) -> Interval:
-        low, high = np.quantile(values, levels)
+        low, high = np.quantile(values, how.tails)
         return Interval(mean=float(mean), low=float(low), high=float(high), num_tasks=len(tasks))
 
     sides = [_share(side, tasks, means) for side, means in ((before, old), (after, new))]
@@ -166,13 +161,7 @@ def form_of_gain(run: Run) -> dict[str, Any] | None:
     before, after = (run.iteration(number).find(Measured) for number in (0, run.config.iterations))
     if before is None or after is None:
         return None
-    split = split_gain(
-        _judged(run, before),
-        _judged(run, after),
-        families=after.families,
-        seed=run.config.seed,
-        num_samples=run.config.evaluate.bootstrap_samples,
-    )
+    split = split_gain(_judged(run, before), _judged(run, after), Resampling.of(run.config, after.families))
     if split is None:
         return None
     return {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipelines.config.sections import GuardsConfig
-from pipelines.evaluation.statistics import Interval, paired_bootstrap, paired_ratio
+from pipelines.evaluation.statistics import Interval, Resampling, paired_bootstrap, paired_ratio
 from pipelines.figures.figure import Figure, State
 from pipelines.figures.registry import FIGURES, Figures
 from stores.types import Trace, families
@@ -43,7 +43,7 @@ def check_guards(
 ) -> list[Guarded]:
     """Checks every guard that is set and of which both sides have a figure, on the tasks that both played."""
     results = []
-    family_of = families(trace.task for trace in champion)
+    how = Resampling(families=families(trace.task for trace in champion), confidence=confidence, seed=seed)
     for figure in figures.values():
         margin = config.of(figure.name, figure.guard)
         if figure.of_episode is None or margin is None or margin == math.inf:
@@ -54,7 +54,7 @@ def check_guards(
             continue
         compare = paired_ratio if figure.compared_by == "ratio" else paired_bootstrap
         pair = {task: new[task] for task in both}, {task: old[task] for task in both}
-        interval = compare(*pair, families=family_of, confidence=confidence, seed=seed)
+        interval = compare(*pair, how)
         if interval is None:  # nothing to divide by: the champion calls no tool
             continue
         limit = figure.limit(margin)

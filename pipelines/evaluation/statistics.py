@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from statistics import NormalDist
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.config.run_config import RunConfig
 from pipelines.evaluation.betting import mean_bounds
 from pipelines.tasks.splits import check_independent
 
@@ -25,10 +26,35 @@ Outcomes = Mapping[str, Sequence[float]]
 """task_id -> outcome of each of its episodes."""
 Families = Mapping[str, str]
 """task_id -> the problem that the task is a variant of."""
-NO_FAMILIES: Families = {}
 
 FEW = 16
 """Tasks with a difference, below which the bootstrap of differences is too narrow: of equal teams 4 to 5% are promoted, not 2.5%."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resampling:
+    """How an interval is found."""
+
+    families: Families = field(default_factory=dict)
+    """Of the tasks, or of more."""
+    seed: int = 0
+    num_samples: int = 10_000
+    """Of a bootstrap."""
+    confidence: float = 0.95
+
+    @classmethod
+    def of(cls, config: RunConfig, families: Families, *, confidence: float = 0.95) -> Resampling:
+        """Returns how the intervals of a run are found."""
+        samples = config.evaluate.bootstrap_samples
+        return cls(families=families, seed=config.seed, num_samples=samples, confidence=confidence)
+
+    @property
+    def tails(self) -> tuple[float, float]:
+        """The quantiles that bound a two-sided interval."""
+        return (1 - self.confidence) / 2, (1 + self.confidence) / 2
+
+
+RESAMPLING = Resampling()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,28 +77,20 @@ class Interval:
 
 def mean_interval(
     outcomes: Outcomes,
-    *,
-    families: Families = NO_FAMILIES,
-    seed: int = 0,
-    num_samples: int = 10_000,
-    confidence: float = 0.95,
+    how: Resampling = RESAMPLING,
 ) -> Interval:
     """Mean over tasks of the mean over their episodes (avg@k), with outcomes in [0, 1]; BCa bootstrap.
 
     Raises ValueError without tasks, for a task without episodes or an outcome that is not finite.
     """
-    units = _units(outcomes, task_means(outcomes), families)
-    return _bootstrap(units, seed, num_samples, confidence, bounds=(0.0, 1.0))
+    units = _units(outcomes, task_means(outcomes), how.families)
+    return _bootstrap(units, how, bounds=(0.0, 1.0))
 
 
 def paired_interval(
     candidate: Outcomes,
     champion: Outcomes,
-    *,
-    families: Families = NO_FAMILIES,
-    seed: int = 0,
-    num_samples: int = 10_000,
-    confidence: float = 0.95,
+    how: Resampling = RESAMPLING,
 ) -> Interval:
     """Mean over tasks of candidate minus champion on the same task: what decisions rest on.
 
@@ -83,12 +101,12 @@ def paired_interval(
     Raises ValueError, besides what `mean_interval` does, when the two did not solve the same tasks.
     """
     differences = paired_differences(candidate, champion)
-    units = _units(candidate, differences, families)
+    units = _units(candidate, differences, how.families)
     if (
         all(len(v) == 1 and v[0] in (0.0, 1.0) for side in (candidate, champion) for v in side.values())
         and units.are_single
     ):
-        return _few_or_bootstrapped(units, seed, num_samples, confidence)
+        return _few_or_bootstrapped(units, how)
     # A file may be sorted by difficulty; bets need an order by chance, and the same one at each call.
     order = np.argsort([sha256(name.encode()).hexdigest() for name in units.names])
     return _bet(
@@ -97,17 +115,16 @@ def paired_interval(
         span=_span(candidate, champion),
         largest=int(units.counts.max()),
         planned=len(order),
-        confidence=confidence,
+        confidence=how.confidence,
     )
 
 
 def paired_sequence(
     candidate: Outcomes,
     champion: Outcomes,
+    how: Resampling = RESAMPLING,
     *,
     planned: int,
-    families: Families = NO_FAMILIES,
-    confidence: float = 0.95,
 ) -> Interval:
     """The same mean with an interval that holds at all numbers of tasks at once, however often it is looked at.
 
@@ -116,14 +133,13 @@ def paired_sequence(
 
     Args:
         candidate: in the order in which the tasks are played, which must be one by chance. No family is looked at in part.
-        planned: tasks after which the evaluation is to end.
-        families: of all those tasks. Stakes depend on how many families they are, and how large; what differed from look to look
+        how: its families are those of all the planned tasks. Stakes depend on how many families they are, and how large; what differed from look to look
             would be another bet at each.
 
     Raises ValueError as `paired_interval` does.
     """
-    units = _units(candidate, paired_differences(candidate, champion), families)
-    sizes = Counter(families.values())
+    units = _units(candidate, paired_differences(candidate, champion), how.families)
+    sizes = Counter(how.families.values())
     planned += len(sizes) - sizes.total()
     return _bet(
         units,
@@ -131,26 +147,22 @@ def paired_sequence(
         span=_span(candidate, champion),
         largest=max(sizes.values(), default=1),
         planned=planned,
-        confidence=confidence,
+        confidence=how.confidence,
     )
 
 
 def paired_bootstrap(
     candidate: Outcomes,
     champion: Outcomes,
-    *,
-    families: Families = NO_FAMILIES,
-    seed: int = 0,
-    num_samples: int = 10_000,
-    confidence: float = 0.95,
+    how: Resampling = RESAMPLING,
 ) -> Interval:
     """The same mean of any figures, without a range: an interval for figures in which a candidate must not be worse.
 
     It says nothing of what was not drawn: where the two have the same figure on every task, the interval has width 0. Raises ValueError as
     `paired_interval` does.
     """
-    units = _units(candidate, paired_differences(candidate, champion), families)
-    return _bootstrap(units, seed, num_samples, confidence, bounds=(0.0, 0.0))
+    units = _units(candidate, paired_differences(candidate, champion), how.families)
+    return _bootstrap(units, how, bounds=(0.0, 0.0))
 
 
 def paired_differences(candidate: Outcomes, champion: Outcomes) -> np.ndarray:
@@ -164,11 +176,7 @@ def paired_differences(candidate: Outcomes, champion: Outcomes) -> np.ndarray:
 def paired_ratio(
     candidate: Outcomes,
     champion: Outcomes,
-    *,
-    families: Families = NO_FAMILIES,
-    seed: int = 0,
-    num_samples: int = 10_000,
-    confidence: float = 0.95,
+    how: Resampling = RESAMPLING,
 ) -> Interval | None:
     """Mean over tasks of the candidate's figure over that of the champion's; percentile bootstrap of the families.
 
@@ -178,13 +186,13 @@ def paired_ratio(
     old = task_means({task_id: champion[task_id] for task_id in candidate})
     if not old.mean() > 0:
         return None
-    units = [_units(candidate, values, families) for values in (old, differences)]
+    units = [_units(candidate, values, how.families) for values in (old, differences)]
     below_of, above_of = (unit.means * unit.counts for unit in units)
     n = len(below_of)
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_samples)
+    drawn = np.random.default_rng(how.seed).multinomial(n, np.full(n, 1 / n), size=how.num_samples)
     below = drawn @ below_of
     ratios = 1 + (drawn @ above_of)[below > 0] / below[below > 0]
-    low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(ratios, how.tails)
     return Interval(
         mean=1 + float(differences.mean() / old.mean()), low=float(low), high=float(high), num_tasks=len(old)
     )
@@ -248,28 +256,26 @@ def _bet(
     return Interval(mean=units.mean, low=low * span, high=high * span, num_tasks=int(counts.sum()))
 
 
-def _few_or_bootstrapped(units: _Units, seed: int, num_samples: int, confidence: float) -> Interval:
+def _few_or_bootstrapped(units: _Units, how: Resampling) -> Interval:
     """The bootstrap's interval of differences of -1, 0 and 1."""
-    interval = _bootstrap(units, seed, num_samples, confidence, bounds=(-1.0, 1.0))
+    interval = _bootstrap(units, how, bounds=(-1.0, 1.0))
     if np.count_nonzero(units.means) >= FEW:
         return interval
     # Too few to resample: 3 tasks won and none lost would do. One more of each kind, as Agresti and Min (2005) have it for matched pairs.
     means = np.append(units.means, (1.0, -1.0) if units.means.any() else (0.0, 0.0))
     more = _Units([*units.names, "", ""], means, np.ones(len(means), dtype=np.int64))
-    wider = _bootstrap(more, seed, num_samples, confidence, bounds=(-1.0, 1.0))
+    wider = _bootstrap(more, how, bounds=(-1.0, 1.0))
     return replace(interval, low=min(interval.low, wider.low), high=max(interval.high, wider.high))
 
 
-def exact_interval(
-    candidate: Outcomes, champion: Outcomes, *, families: Families = NO_FAMILIES, confidence: float = 0.95
-) -> Interval:
+def exact_interval(candidate: Outcomes, champion: Outcomes, how: Resampling = RESAMPLING) -> Interval:
     """Mean of the paired difference of outcomes 0 and 1, one episode per task, by the exact McNemar test.
 
     Of the tasks on which the two differ, the share that the candidate wins has a Clopper-Pearson interval, and so has the share of
     such tasks; the bounds are the products that are farthest out. The interval excludes 0 just where the test does.
     Raises ValueError, besides what `paired_interval` does, for other outcomes, more episodes, or two tasks of one family.
     """
-    check_independent(candidate, families)
+    check_independent(candidate, how.families)
     for side in (candidate, champion):
         for task_id, values in side.items():
             if len(values) != 1 or values[0] not in (0.0, 1.0):
@@ -280,10 +286,10 @@ def exact_interval(
     differences = paired_differences(candidate, champion)
     n, won, lost = len(differences), int((differences > 0).sum()), int((differences < 0).sum())
     if not won + lost:
-        unseen = _never_seen(n, confidence)
+        unseen = _never_seen(n, how.confidence)
         return Interval(mean=0.0, low=-unseen, high=unseen, num_tasks=n)
-    low, high = _clopper_pearson(won, won + lost, confidence=confidence)
-    least, most = _clopper_pearson(won + lost, n, confidence=confidence)
+    low, high = _clopper_pearson(won, won + lost, confidence=how.confidence)
+    least, most = _clopper_pearson(won + lost, n, confidence=how.confidence)
     below, above = 2 * low - 1, 2 * high - 1
     return Interval(
         mean=(won - lost) / n,
@@ -310,11 +316,7 @@ def _clopper_pearson(num_won: int, num: int, *, confidence: float) -> tuple[floa
 
 def interval_over_seeds(
     differences: Sequence[Mapping[str, float]],
-    *,
-    families: Families = NO_FAMILIES,
-    seed: int = 0,
-    num_samples: int = 10_000,
-    confidence: float = 0.95,
+    how: Resampling = RESAMPLING,
 ) -> Interval:
     """Mean over seeds and tasks of paired differences, one mapping task_id -> difference per training seed.
 
@@ -325,19 +327,19 @@ def interval_over_seeds(
     """
     if not differences or not all(differences):
         raise ValueError("no differences to average: at least one seed, and one task of each, are needed")
-    rng, num_seeds = np.random.default_rng(seed), len(differences)
-    of_seed = rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=num_samples) / num_seeds
+    rng, num_seeds = np.random.default_rng(how.seed), len(differences)
+    of_seed = rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=how.num_samples) / num_seeds
     tasks = sorted(differences[0])
     if all(sorted(by_task) == tasks for by_task in differences):
-        by_seed = [by_family(tasks, np.array([d[task] for task in tasks]), families) for d in differences]
-        drawn = _resampled(rng, len(by_seed[0]), num_samples)
+        by_seed = [by_family(tasks, np.array([d[task] for task in tasks]), how.families) for d in differences]
+        drawn = _resampled(rng, len(by_seed[0]), how.num_samples)
         means = np.einsum("bs,st,bt->b", of_seed, np.stack(by_seed), drawn, optimize=True)
     else:
-        by_seed = [by_family(d, np.array(list(d.values())), families) for d in differences]
-        of_tasks = [_resampled(rng, len(values), num_samples) @ values for values in by_seed]
+        by_seed = [by_family(d, np.array(list(d.values())), how.families) for d in differences]
+        of_tasks = [_resampled(rng, len(values), how.num_samples) @ values for values in by_seed]
         means = (of_seed * np.stack(of_tasks, axis=1)).sum(axis=1)
     mean = np.mean([math.fsum(by_task.values()) / len(by_task) for by_task in differences])
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(means, how.tails)
     num_tasks = len({task for by_task in differences for task in by_task})
     return Interval(mean=float(mean), low=float(low), high=float(high), num_tasks=num_tasks)
 
@@ -374,25 +376,23 @@ def pass_at_k(outcomes: Outcomes, k: int) -> float:
     return math.fsum(shares) / len(shares)
 
 
-def _bootstrap(
-    units: _Units, seed: int, num_samples: int, confidence: float, *, bounds: tuple[float, float]
-) -> Interval:
+def _bootstrap(units: _Units, how: Resampling, *, bounds: tuple[float, float]) -> Interval:
     """BCa bootstrap of the mean (Efron 1987), of which the units are drawn.
 
     Values that are all equal show no spread to resample, yet prove little when they are few: then the interval is
     what a value never seen in n draws may still weigh at either bound.
     """
-    num_tasks, alpha = int(units.counts.sum()), 1.0 - confidence
+    num_tasks, num_samples = int(units.counts.sum()), how.num_samples
     order = np.lexsort(
         (units.counts, units.means)
     )  # draws are by place: the same in another order is the same evidence
     values, counts = units.weighted()[order], units.counts[order]
     n, mean = len(values), float(values.mean())
     if np.ptp(values) < 1e-12:
-        unseen = _never_seen(n, confidence)
+        unseen = _never_seen(n, how.confidence)
         low, high = mean + unseen * (min(bounds[0], mean) - mean), mean + unseen * (max(bounds[1], mean) - mean)
         return Interval(mean=mean, low=low, high=high, num_tasks=num_tasks)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(how.seed)
     if np.ptp(counts) == 0:
         means = _resampled_means(values, rng, num_samples)
     else:  # as a ratio of sums: the mean of `values` may lie beyond every outcome where families differ in size
@@ -408,7 +408,7 @@ def _bootstrap(
     def level(z: float) -> float:
         return normal.cdf(bias + (bias + z) / (1.0 - acceleration * (bias + z)))
 
-    levels = [level(normal.inv_cdf(alpha / 2)), level(normal.inv_cdf(1 - alpha / 2))]
+    levels = [level(normal.inv_cdf(tail)) for tail in how.tails]
     low, high = np.quantile(means, levels)
     return Interval(mean=mean, low=float(low), high=float(high), num_tasks=num_tasks)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pipelines.evaluation.form import form_of_gain
-from pipelines.evaluation.statistics import Families, Interval, paired_interval
+from pipelines.evaluation.statistics import Families, Interval, Resampling, paired_interval
 from pipelines.report.summaries import SoFar
 from pipelines.report.summary import repeated_calls, wall_seconds
 from pipelines.report.timeline import Timeline, largest_waits
@@ -102,9 +102,7 @@ def _paired(run: Run, first: TaskOutcomes, second: TaskOutcomes, families: Famil
     return paired_interval(
         {task: list(first[task]) for task in both},
         {task: list(second[task]) for task in both},
-        families=families,
-        seed=run.config.seed,
-        num_samples=run.config.evaluate.bootstrap_samples,
+        Resampling.of(run.config, families),
     )
 
 

@@ -18,14 +18,14 @@ from typing import Any
 
 from pipelines.credit.rule import worst_outcome
 from pipelines.episodes.collector import end_collectors
-from pipelines.evaluation.gate import Evidence, Verdict, decide_promotion
+from pipelines.evaluation.gate import Evidence, Verdict, decide_promotion, worst_case
 from pipelines.evaluation.guards import check_guards
-from pipelines.evaluation.missing import worst_case
 from pipelines.evaluation.played import Played, play_team, versions_of
 from pipelines.evaluation.statistics import (
     Families,
     Interval,
     Outcomes,
+    Resampling,
     exact_interval,
     paired_interval,
     paired_sequence,
@@ -250,19 +250,10 @@ def _interval(
     run: Run, new: Outcomes, old: Outcomes, *, families: Families, planned: int | None = None, confidence: float
 ) -> Interval:
     """The interval of the gain. Args: planned: tasks of all looks where there are several; None for one look."""
+    how = Resampling.of(run.config, families, confidence=confidence)
     if planned is not None:
-        return paired_sequence(new, old, planned=planned, families=families, confidence=confidence)
-    settings = run.config.evaluate
-    if settings.test == "mcnemar":
-        return exact_interval(new, old, families=families, confidence=confidence)
-    return paired_interval(
-        new,
-        old,
-        families=families,
-        seed=run.config.seed,
-        num_samples=settings.bootstrap_samples,
-        confidence=confidence,
-    )
+        return paired_sequence(new, old, how, planned=planned)
+    return (exact_interval if run.config.evaluate.test == "mcnemar" else paired_interval)(new, old, how)
 
 
 def _gain_by_source(

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pipelines.evaluation.statistics import Interval, interval_over_seeds, task_means
+from pipelines.evaluation.statistics import Interval, Resampling, interval_over_seeds, task_means
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """Row -> its results, one per seed that is done."""
@@ -23,7 +23,9 @@ def figures(results: Results, *, seed: int = 0, num_samples: int = 10_000) -> di
     for row, done in results.items():
         if not done:
             continue
-        change = interval_over_seeds([_differences(one) for one in done], seed=seed, num_samples=num_samples)
+        change = interval_over_seeds(
+            [_differences(one) for one in done], Resampling(seed=seed, num_samples=num_samples)
+        )
         seconds = [s for one in done for s in one["seconds"]]
         found[row] = {
             "num_seeds": len(done),
@@ -48,7 +50,7 @@ def against(results: Results, reference: str, *, seed: int = 0, num_samples: int
         pairs = list(zip(done, base, strict=False))
         if row != reference and pairs:
             differences = [_minus(one["outcomes_after"], other["outcomes_after"]) for one, other in pairs]
-            found[row] = interval_over_seeds(differences, seed=seed, num_samples=num_samples)
+            found[row] = interval_over_seeds(differences, Resampling(seed=seed, num_samples=num_samples))
     return found
 
 

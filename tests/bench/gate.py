@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.config.sections import PromoteConfig
-from pipelines.evaluation.gate import Evidence, decide_promotion
-from pipelines.evaluation.missing import worst_case
+from pipelines.evaluation.gate import Evidence, decide_promotion, worst_case
 from pipelines.evaluation.statistics import (
     Interval,
     Outcomes,
+    Resampling,
     exact_interval,
     paired_bootstrap,
     paired_interval,
@@ -84,7 +84,7 @@ def _few_differ() -> Iterator[Figure]:
         for _ in range(NUM_PAIRS):
             wins = rng.random(num_tasks) < 0.5
             differs = rng.random(num_tasks) < share
-            gain = paired_interval(_named(wins), _named(wins ^ differs), num_samples=NUM_SAMPLES)
+            gain = paired_interval(_named(wins), _named(wins ^ differs), Resampling(num_samples=NUM_SAMPLES))
             num_promoted += _verdict(gain, None) == "promote"
         yield Figure(
             name=f"promoted, equal, {share:.0%} of {num_tasks} tasks differ",
@@ -178,8 +178,8 @@ def _better_by_degrees() -> Iterator[Figure]:
 
 def _promotes(pair: tuple[Outcomes, Outcomes], families: Mapping[str, str] | None = None) -> NDArray[np.float64]:
     """Returns whether the gate promotes, and whether it would with a bootstrap of single tasks."""
-    now = paired_interval(*pair, families=families or {}, num_samples=NUM_SAMPLES)
-    before = paired_bootstrap(*pair, num_samples=NUM_SAMPLES)
+    now = paired_interval(*pair, Resampling(families=families or {}, num_samples=NUM_SAMPLES))
+    before = paired_bootstrap(*pair, Resampling(num_samples=NUM_SAMPLES))
     return np.array([_verdict(interval, None) == "promote" for interval in (now, before)], dtype=float)
 
 
@@ -300,8 +300,8 @@ def _compared(new: Episodes, old: Episodes, counted: tuple[Cause, ...]) -> _Comp
 
 
 def _promotes_at_once(compared: _Compared) -> bool:
-    gain = paired_interval(*compared.pair, num_samples=NUM_SAMPLES)
-    bound = None if compared.worst is None else paired_interval(*compared.worst, num_samples=NUM_SAMPLES)
+    gain = paired_interval(*compared.pair, Resampling(num_samples=NUM_SAMPLES))
+    bound = None if compared.worst is None else paired_interval(*compared.worst, Resampling(num_samples=NUM_SAMPLES))
     return _verdict(gain, bound) == "promote"
 
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pipelines.evaluation.statistics import Families, Interval, mean_interval, paired_interval
+from pipelines.evaluation.statistics import Interval, Resampling, mean_interval, paired_interval
 from stores.types import EpisodeRewards, Trace
 
 Way = Literal["majority", "likeliest", "any", "longer"]
@@ -102,25 +102,22 @@ def alone_score(
     way: Way,
     answers: Mapping[str, Sequence[Answer]],
     team: Mapping[str, Sequence[float]],
+    how: Resampling,
     *,
-    families: Families,
     is_trained: bool,
-    seed: int,
-    num_samples: int,
-    confidence: float,
 ) -> AloneScore:
     """Returns how the agent does in one way, on the tasks that the team played, too.
 
     Args:
         answers: by task, those that are within the budget.
         team: by task, the outcomes of the team's episodes.
-        families: by task, the problem that it is a variant of.
+        how: its confidence is that of the difference.
     """
     tasks = sorted(answers.keys() & team.keys())
     if not tasks:
         raise ValueError("the team and the single agent have no task in common: play the test tasks again")
     alone = {task: [outcome_by(way, answers[task])] for task in tasks}
-    accuracy = mean_interval(alone, families=families, seed=seed, num_samples=num_samples)
+    accuracy = mean_interval(alone, replace(how, confidence=0.95))
     return AloneScore(
         way=way,
         is_trained=is_trained,
@@ -131,10 +128,7 @@ def alone_score(
         team_minus_alone=paired_interval(
             {task: list(team[task]) for task in tasks},
             alone,
-            families=families,
-            seed=seed,
-            num_samples=num_samples,
-            confidence=confidence,
+            how,
         ),
     )
 

@@ -18,6 +18,7 @@ from pipelines.config.run_config import RunConfig, parse_config, with_keys
 from pipelines.episodes.collector import end_collectors
 from pipelines.evaluation.control import mean_tokens
 from pipelines.evaluation.played import play_team
+from pipelines.evaluation.statistics import Resampling
 from pipelines.evaluation.teams import Models
 from pipelines.extensions.compare.against_one import (
     BOUND,
@@ -148,17 +149,12 @@ def _scores(run: Run, alone: Run, side: _Side) -> tuple[list[AloneScore], float]
     played: dict[Way, Mapping[str, Sequence[Answer]]] = dict.fromkeys(WAYS_OF_MANY, many)
     if (longer := _with_longer_answers(alone, budget)) is not None:
         played["longer"] = _answers(longer, side.models, 1)
-    evaluate = run.config.evaluate
-    score = partial(
-        alone_score,
-        team=side.team.outcomes,
-        families=side.team.families,
-        is_trained=side.is_trained,
-        seed=run.config.seed,
-        num_samples=evaluate.bootstrap_samples,
-        confidence=1 - 0.05 / sum(way != BOUND for way in played),
-    )
-    return [score(way, answers) for way, answers in played.items()], budget
+    confidence = 1 - 0.05 / sum(way != BOUND for way in played)
+    how = Resampling.of(run.config, side.team.families, confidence=confidence)
+    return [
+        alone_score(way, answers, side.team.outcomes, how, is_trained=side.is_trained)
+        for way, answers in played.items()
+    ], budget
 
 
 def _answers(alone: Run, models: Models, count: int) -> dict[str, list[Answer]]:

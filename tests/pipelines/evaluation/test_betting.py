@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipelines.evaluation.betting import CELL, FIRST_VARIANCE, LARGEST_LOSS, mean_bounds
 from pipelines.evaluation.statistics import (
+    Resampling,
     exact_interval,
     interval_over_seeds,
     mean_interval,
@@ -99,7 +100,7 @@ def test_a_team_that_rarely_fails_and_gains_a_little_elsewhere_is_no_better(
     rng, num_pairs = np.random.default_rng(0), 200
     pairs = [sides(draw(rng, num_tasks)) for _ in range(num_pairs)]
     assert sum(paired_interval(*pair).low > 0 for pair in pairs) <= 0.025 * num_pairs
-    by_bootstrap = sum(paired_bootstrap(*pair, num_samples=200).low > 0 for pair in pairs)
+    by_bootstrap = sum(paired_bootstrap(*pair, Resampling(num_samples=200)).low > 0 for pair in pairs)
     assert by_bootstrap > least_by_bootstrap * num_pairs, "that is what it is for"
 
 
@@ -115,9 +116,9 @@ def test_with_looks_after_every_few_tasks_it_misses_the_mean_as_rarely_as_it_say
     for _ in range(200):
         differences = rng.choice([0.4, -0.4, 0.0], size=320, p=[0.2, 0.2, 0.6])
         looks = [sides(differences[:n]) for n in range(32, 321, 32)]
-        found = [paired_sequence(*look, planned=320, confidence=0.8) for look in looks]
+        found = [paired_sequence(*look, Resampling(confidence=0.8), planned=320) for look in looks]
         missed += any(not i.low <= 0 <= i.high for i in found)
-        fixed = [paired_bootstrap(*look, num_samples=200, confidence=0.8) for look in looks]
+        fixed = [paired_bootstrap(*look, Resampling(num_samples=200, confidence=0.8)) for look in looks]
         missed_by_fixed += any(not i.low <= 0 <= i.high for i in fixed)
     assert missed <= 0.285 * 200, "three standard errors above what it says"
     assert missed_by_fixed > 0.35 * 200, "that is what it is for"
@@ -141,7 +142,9 @@ def test_a_large_family_at_a_later_look_leaves_the_bound_where_it_was() -> None:
     families = {f"t{i}": "late" for i in range(60, 80)}
     early, late = (
         paired_sequence(
-            *({f"t{i}": side[f"t{i}"] for i in range(n)} for side in (new, old)), planned=80, families=families
+            *({f"t{i}": side[f"t{i}"] for i in range(n)} for side in (new, old)),
+            Resampling(families=families),
+            planned=80,
         )
         for n in (60, 80)
     )
@@ -188,13 +191,13 @@ def test_copies_of_a_task_in_one_family_prove_as_much_as_the_task_alone() -> Non
             copies |= {f"{task}-{copy}": outcomes for task, outcomes in side.items()}
         families |= {f"{task}-{copy}": task for task in once[0]}
     for interval in (paired_interval, paired_bootstrap, paired_ratio):
-        alone, together = interval(*once), interval(*copied, families=families)
+        alone, together = interval(*once), interval(*copied, Resampling(families=families))
         assert alone is not None and together is not None
         assert (together.low, together.high) == pytest.approx((alone.low, alone.high))
         assert together.num_tasks == 300
-    assert mean_interval(copied[0], families=families).ci95 == pytest.approx(mean_interval(once[0]).ci95)
+    assert mean_interval(copied[0], Resampling(families=families)).ci95 == pytest.approx(mean_interval(once[0]).ci95)
     differences = [{t: v[0] for t, v in copied[0].items()}] * 2
-    assert interval_over_seeds(differences, families=families).ci95 == pytest.approx(
+    assert interval_over_seeds(differences, Resampling(families=families)).ci95 == pytest.approx(
         interval_over_seeds([{t: v[0] for t, v in once[0].items()}] * 2).ci95
     )
 
@@ -202,8 +205,8 @@ def test_copies_of_a_task_in_one_family_prove_as_much_as_the_task_alone() -> Non
 def test_a_mean_stays_one_over_tasks_where_families_differ_in_size() -> None:
     outcomes = {"a1": [1.0], "a2": [1.0], "a3": [1.0], "b": [0.0]}
     families = {"a1": "a", "a2": "a", "a3": "a"}
-    assert mean_interval(outcomes, families=families).mean == 0.75
-    assert paired_interval(outcomes, dict.fromkeys(outcomes, (0.0,)), families=families).mean == 0.75
+    assert mean_interval(outcomes, Resampling(families=families)).mean == 0.75
+    assert paired_interval(outcomes, dict.fromkeys(outcomes, (0.0,)), Resampling(families=families)).mean == 0.75
 
 
 def test_accuracies_of_large_and_small_families_have_bounds_in_0_to_1_that_hold() -> None:
@@ -213,8 +216,9 @@ def test_accuracies_of_large_and_small_families_have_bounds_in_0_to_1_that_hold(
         solved = (rng.random(30) < 0.5).astype(float)[of_task]
         found = mean_interval(
             {str(task): [value] for task, value in enumerate(solved)},
-            families={str(task): f"family {number}" for task, number in enumerate(of_task)},
-            num_samples=1000,
+            Resampling(
+                families={str(task): f"family {number}" for task, number in enumerate(of_task)}, num_samples=1000
+            ),
         )
         assert 0 <= found.low <= found.mean <= found.high <= 1
         missed += not found.low <= 0.5 <= found.high
@@ -230,13 +234,13 @@ def test_equal_teams_on_variants_of_problems_are_not_promoted(size: int) -> None
         new = {f"t{i}": [float(d > 0)] for i, d in enumerate(shared)}
         old = {f"t{i}": [float(d < 0)] for i, d in enumerate(shared)}
         families = {f"t{i}": str(i // size) for i in range(len(shared))}
-        promoted += paired_interval(new, old, families=families).low > 0
-        promoted_as_single += paired_interval(new, old, num_samples=200).low > 0
+        promoted += paired_interval(new, old, Resampling(families=families)).low > 0
+        promoted_as_single += paired_interval(new, old, Resampling(num_samples=200)).low > 0
     assert promoted <= 0.03 * num_pairs < promoted_as_single
 
 
 def test_the_exact_test_refuses_variants_of_one_problem() -> None:
     new = {"a": [1.0], "b": [1.0], "c": [0.0]}
     with pytest.raises(ValueError, match=r"2 tasks are of the family 'x'.*use evaluate\.test: auto"):
-        exact_interval(new, new, families={"a": "x", "b": "x"})
-    assert exact_interval(new, new, families={"a": "x"}).mean == 0
+        exact_interval(new, new, Resampling(families={"a": "x", "b": "x"}))
+    assert exact_interval(new, new, Resampling(families={"a": "x"})).mean == 0

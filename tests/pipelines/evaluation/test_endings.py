@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from records import MakeTrace
 
-from pipelines.evaluation.endings import CURES, endings_in_words
+from pipelines.evaluation.played import CURES, endings_in_words
 from serve_apps.episode.runner import CONTEXT_EXHAUSTED
 from stores.types import SOUND, EpisodeStatus, FinishReason, Trace
 

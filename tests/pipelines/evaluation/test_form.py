@@ -9,6 +9,7 @@ import pytest
 from records import MakeTrace
 
 from pipelines.evaluation.form import FormSplit, Judged, is_well_formed, split_gain
+from pipelines.evaluation.statistics import Resampling
 from pipelines.report.page import ReportData, render
 from stores.types import EpisodeStatus
 
@@ -26,7 +27,7 @@ def tasks(**counts: int) -> dict[str, list[Judged]]:
 
 
 def split(before: dict[str, list[Judged]], after: dict[str, list[Judged]]) -> FormSplit:
-    found = split_gain(before, after, num_samples=200)
+    found = split_gain(before, after, Resampling(num_samples=200))
     assert found is not None
     return found
 

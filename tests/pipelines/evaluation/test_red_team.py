@@ -18,8 +18,7 @@ from one_group import team_in_one_group
 
 from pipelines.config.run_config import load_config
 from pipelines.credit.math_final_answer import MathFinalAnswer
-from pipelines.evaluation.gate import Verdict, decide_promotion
-from pipelines.evaluation.missing import worst_case
+from pipelines.evaluation.gate import Verdict, decide_promotion, worst_case
 from pipelines.evaluation.played import Played
 from pipelines.evaluation.statistics import Interval, paired_interval
 from pipelines.evaluation.teams import Models

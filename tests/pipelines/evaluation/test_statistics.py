@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.evaluation.statistics import (
+    Resampling,
     exact_interval,
     interval_over_seeds,
     mean_interval,
@@ -39,7 +40,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(draw: str) -> None:
     covered = 0
     for seed in range(200):
         values = rng.binomial(1, 0.3, size=120) if draw == "binary" else rng.beta(3, 7, size=120)
-        interval = mean_interval(named(values.astype(float)), seed=seed, num_samples=2000)
+        interval = mean_interval(named(values.astype(float)), Resampling(seed=seed, num_samples=2000))
         covered += interval.low <= 0.3 <= interval.high
     assert 0.90 <= covered / 200 <= 0.99
 
@@ -89,8 +90,8 @@ def test_the_exact_interval_does_not_take_the_share_of_differing_tasks_as_known(
 
 def test_the_same_seed_gives_the_same_interval() -> None:
     outcomes = named(np.random.default_rng(3).uniform(size=50))
-    assert mean_interval(outcomes, seed=5) == mean_interval(outcomes, seed=5)
-    assert mean_interval(outcomes, seed=5) != mean_interval(outcomes, seed=6)
+    assert mean_interval(outcomes, Resampling(seed=5)) == mean_interval(outcomes, Resampling(seed=5))
+    assert mean_interval(outcomes, Resampling(seed=5)) != mean_interval(outcomes, Resampling(seed=6))
 
 
 def test_the_same_outcomes_in_another_order_give_the_same_interval() -> None:
@@ -101,7 +102,7 @@ def test_the_same_outcomes_in_another_order_give_the_same_interval() -> None:
 @pytest.mark.timeout(60)  # a loop over samples in Python would take minutes
 def test_ten_thousand_samples_of_512_tasks_are_drawn_at_once() -> None:
     outcomes = named(np.random.default_rng(4).uniform(size=512))
-    interval = mean_interval(outcomes, num_samples=10_000)
+    interval = mean_interval(outcomes, Resampling(num_samples=10_000))
     assert interval.ci95[0] < interval.mean < interval.ci95[1]
 
 
@@ -116,11 +117,11 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 def test_an_interval_crossed_over_seeds_and_tasks_knows_that_both_vary() -> None:
     equal_seeds = [{"a": 0.0, "b": 1.0, "c": 1.0, "d": 0.0}] * 3
-    found = interval_over_seeds(equal_seeds, num_samples=4000)
+    found = interval_over_seeds(equal_seeds, Resampling(num_samples=4000))
     assert (found.mean, found.num_tasks) == (0.5, 4)
     assert (found.low, found.high) == (0.0, 1.0)
     one_seed_failed = [{f"t{i}": value for i in range(100)} for value in (0.6, 0.6, 0.0)]
-    found = interval_over_seeds(one_seed_failed, num_samples=4000)
+    found = interval_over_seeds(one_seed_failed, Resampling(num_samples=4000))
     assert found.mean == pytest.approx(0.4)
     assert (found.low, found.high) == (pytest.approx(0.0), pytest.approx(0.6)), "a hundred tasks are no hundred seeds"
 
@@ -175,7 +176,7 @@ def test_a_ratio_is_of_means_over_tasks_and_covers_the_truth() -> None:
     for seed in range(200):
         old = rng.gamma(4, 10, size=80)
         new = old * 1.2 * rng.lognormal(-0.02, 0.2, size=80)
-        found = paired_ratio(named(new), named(old), seed=seed, num_samples=1000)
+        found = paired_ratio(named(new), named(old), Resampling(seed=seed, num_samples=1000))
         assert found is not None and found.mean == pytest.approx(new.mean() / old.mean())
         covered += found.low <= 1.2 <= found.high
     assert 0.88 <= covered / 200 <= 0.99

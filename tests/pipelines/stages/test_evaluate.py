@@ -10,7 +10,7 @@ import pytest
 from pipelines.config.run_config import load_config
 from pipelines.episodes.sampling import Sampled
 from pipelines.evaluation.played import Played
-from pipelines.evaluation.statistics import mean_interval
+from pipelines.evaluation.statistics import Resampling, mean_interval
 from pipelines.run.run import Run
 from stores.types import Purpose, Trace
 
@@ -40,4 +40,4 @@ def test_the_reported_interval_is_at_95_percent_whatever_the_gate_decides_by(
         tasks_left=[],
     )
     played = Played(run, sampled, {})
-    assert list(played.score(run).ci95) == mean_interval(played.outcomes, seed=run.config.seed).ci95
+    assert list(played.score(run).ci95) == mean_interval(played.outcomes, Resampling(seed=run.config.seed)).ci95

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.evaluation.statistics import Interval
+from pipelines.evaluation.statistics import Interval, Resampling
 from pipelines.extensions.compare.against_one import (
     AloneScore,
     Answer,
@@ -145,14 +145,14 @@ def test_the_sentence_is_about_the_best_way_or_the_one_that_wins() -> None:
 
 def test_planted_differences_are_found_and_equal_ones_are_not() -> None:
     rng = random.Random(0)
-    settings = {"is_trained": True, "seed": 0, "num_samples": 2000, "confidence": 0.975}
+    how = Resampling(num_samples=2000, confidence=0.975)
     wins = {"team": 0, "alone": 0, "": 0}
     for better in ("team", "alone", ""):
         chance = {"team": 0.75, "alone": 0.45, "": 0.6}[better]
         for _ in range(20):
             team = {f"t{i}": [float(rng.random() < chance)] for i in range(256)}
             answers = {task: [answer("x", float(rng.random() < 0.6))] for task in team}
-            scores = [alone_score(way, answers, team, families={}, **settings) for way in ("majority", "likeliest")]
+            scores = [alone_score(way, answers, team, how, is_trained=True) for way in ("majority", "likeliest")]
             wins[better] += winner_of(scores) == better
     assert wins["team"] >= 17 and wins["alone"] >= 17 and wins[""] >= 17
 
@@ -162,14 +162,15 @@ def test_tasks_that_only_one_side_played_are_left_out() -> None:
         "majority",
         {"a": [answer("x", 1.0)], "b": [answer("x", 1.0)]},
         {"a": [0.0, 1.0], "c": [1.0]},
-        families={},
+        Resampling(families={}, seed=0, num_samples=200, confidence=0.95),
         is_trained=False,
-        seed=0,
-        num_samples=200,
-        confidence=0.95,
     )
     assert (found.accuracy, found.num_answers, found.team_minus_alone.mean) == (1.0, 1.0, -0.5)
     with pytest.raises(ValueError, match="no task in common"):
         alone_score(
-            "any", {"a": MIXED}, {"c": [1.0]}, families={}, is_trained=False, seed=0, num_samples=200, confidence=0.95
+            "any",
+            {"a": MIXED},
+            {"c": [1.0]},
+            Resampling(families={}, seed=0, num_samples=200, confidence=0.95),
+            is_trained=False,
         )
