@@ -64,7 +64,7 @@ CPU_S_PER_MIB = 40.0
 IN_CALLS = {
     ("pipelines/cluster/faults.py", "re.compile"): "held by the module, which is imported",
     (
-        "pipelines/examples/made_up_facts/demonstrator.py",
+        "pipelines/examples/made_up_facts/tasks.py",
         "re.search",
     ): "a name of the task, then literal words and \\w+",
     ("pipelines/run/kept_weights.py", "re.fullmatch"): "names of folders that the run itself has made",

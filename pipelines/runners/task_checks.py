@@ -15,7 +15,7 @@ from pipelines.tasks.splits import SECTIONS
 from pipelines.tasks.task_fields import KNOWN_FIELDS, METADATA, unread_fields
 from pipelines.tasks.task_files import read_rows
 from serve_apps.authoring.workflow import Workflow
-from serve_apps.worlds.preflight import try_environments, try_servers
+from serve_apps.worlds.world import try_environments, try_servers
 from stores.types import SOUND, Cause, Task, Trace
 
 MAX_ROWS = 10_000

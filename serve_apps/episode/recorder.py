@@ -25,10 +25,9 @@ from serve_apps.chat.text_stream import TextStream
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.causes import CallTimeout
-from serve_apps.episode.episode_events import EpisodeEvents
 from serve_apps.episode.replay import Playback
 from serve_apps.episode.team import ActingTeam, AgentCall, Complete
-from serve_apps.episode.tool_recorder import ToolRecorder
+from serve_apps.episode.tool_recorder import EpisodeEvents, ToolRecorder
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.telemetry.episodes import NO_EPISODE_SPANS, EpisodeSpans

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.cluster.connect import connect, disconnect
-from pipelines.examples.arithmetic.demonstrator import demonstrate as play
+from pipelines.examples.arithmetic.tasks import demonstrate as play
 from pipelines.run.cpu_threads import trainer_threads
 from pipelines.run.run import Run
 from pipelines.runners.begin import make_version_zero

@@ -45,7 +45,7 @@ FIXED: dict[str, Any] = SETTINGS | {
     "iterations": 1,
     "workflow": {"path": "serve_apps.workflows.math_chain:MathChain"},
     "model_groups.team.agents": ["solver", "verifier", "refiner", "finalizer"],
-    "warmstart.demonstrator": "pipelines.examples.arithmetic.demonstrator:demonstrate",
+    "warmstart.demonstrator": "pipelines.examples.arithmetic.tasks:demonstrate",
     "cost": None,
     "evaluate.every": 1,
 }

@@ -2,12 +2,18 @@
 
 "Mira Holt lives in Tarn and works as baker."   Where does Mira Holt live?               one hop     Tarn
 "Tarn lies in Velland."                         In which country does Mira Holt live?    two hops    Velland
+
+`demonstrate`: agent, task, inputs -> a completion: it plays every search workflow on `made_up_facts`, as often wrong as a real base model.
+One player per role: roles of the same name and form act alike in every workflow. Its habits: it answers before it has read,
+takes the town for the country, searches for the question's first word, calls good documents useless.
 """
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -123,3 +129,125 @@ def _names(rng: random.Random, count: int, num_syllables: int, taken: set[str] |
         if name not in (taken or ()):
             names[name] = None
     return list(names)
+
+
+UNKNOWN = "unkown"
+_NAME = re.compile(r"(?:does|of) ([A-Z]\w+ [A-Z]\w+)")
+
+
+def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
+    """Returns a completion of `agent` for these inputs; the same `rng` state gives the same text."""
+    role = re.sub(r"_\d+$", "", agent)
+    read = " ".join(text for name, text in inputs.items() if name != "question")
+    return _PLAYERS[role](task, read, rng)
+
+
+def demonstrate_iterative(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
+    """The same for the iterative search, whose answers and summaries have other tags."""
+    text = demonstrate(agent, task, inputs, rng)
+    return text.replace("answer>", "final_answer>").replace("summary>", "evidence>") if agent != "planner" else text
+
+
+def demonstrate_orchestrated(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
+    """The same under an orchestrator, which does the next thing two times in three, and else anything."""
+    if agent != "orchestrator":
+        return demonstrate(agent, task, inputs, rng)
+    offered = [line.split()[1] for line in inputs["options"].splitlines()]
+    right = "stop" if "stop" in offered else "answer" if _is_known(task, inputs["board"]) else "search"
+    return right if right in offered and rng.random() < 2 / 3 else rng.choice(offered)
+
+
+def demonstrate_single(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
+    """Plays the single agent: searches what is missing, or answers."""
+    read = inputs["found"]
+    if _is_known(task, read) or rng.random() < 0.15:
+        return _tag("answer", _answer(task, read, rng), rng)
+    return _tag("search", _wanted(task, read, rng), rng)
+
+
+def _person(task: Task) -> str:
+    name = _NAME.search(task.prompt)
+    assert name is not None, f"a question about nobody: {task.prompt}"
+    return name[1]
+
+
+def _facts(task: Task, read: str) -> tuple[str, str, str]:
+    """(town, job, country) of the person asked about, as far as they were read."""
+    lives = re.search(rf"{_person(task)} lives in (\w+) and works as (\w+)", read)
+    town, job = (lives[1], lives[2]) if lives else ("", "")
+    lies = re.search(rf"{town} lies in (\w+)", read) if town else None
+    return town, job, lies[1] if lies else ""
+
+
+def _is_known(task: Task, read: str) -> bool:
+    town, _, country = _facts(task, read)
+    return bool(country if "country" in task.prompt else town)
+
+
+def _answer(task: Task, read: str, rng: random.Random) -> str:
+    town, job, country = _facts(task, read)
+    wanted = country if "country" in task.prompt else job if "job" in task.prompt else town
+    guesses = [x for x in (town, job, country) if x] or [UNKNOWN]
+    return wanted if wanted and rng.random() < 0.6 else rng.choice(guesses)
+
+
+def _wanted(task: Task, read: str, rng: random.Random) -> str:
+    """What to search for next."""
+    town, _, _ = _facts(task, read)
+    right = town if town and "country" in task.prompt else _person(task)
+    return right if rng.random() < 0.65 else rng.choice([_person(task), "country", "job"])
+
+
+def _summary(task: Task, read: str, rng: random.Random) -> str:
+    town, job, country = _facts(task, read)
+    parts = [f"{_person(task)} lives in {town} and works as {job}."] if town else []
+    parts += [f"{town} lies in {country}."] if country else []
+    lies = re.search(r"(\b\w+ lies in \w+)\.", read)
+    if not parts and lies:
+        parts = [f"{lies[1]}."]
+    return " ".join(parts) if parts and rng.random() < 0.7 else "No useful information"
+
+
+def _tag(name: str, text: str, rng: random.Random) -> str:
+    """Now and then the closing tag is missing."""
+    return f"<{name}>{text}" + (f"</{name}>" if rng.random() > 0.07 else "")
+
+
+def _planner(task: Task, read: str, rng: random.Random) -> str:
+    plan = f"<q1>Where does {_person(task)} live?</q1><a1>{UNKNOWN}</a1>"
+    return f"<plan>{plan}</plan>{_tag('final_answer', UNKNOWN, rng)}"
+
+
+def _searcher(task: Task, read: str, rng: random.Random) -> str:
+    if _is_known(task, read) and rng.random() < 0.5:
+        return "<end></end>"
+    return _tag("search", _wanted(task, read, rng), rng)
+
+
+def _updater(task: Task, read: str, rng: random.Random) -> str:
+    return _tag(rng.choice(["update", "add"]), f"t{rng.choice([1, 2])}: {_summary(task, read, rng)}", rng)
+
+
+def _router(task: Task, read: str, rng: random.Random) -> str:
+    is_enough = _is_known(task, read) if rng.random() < 0.7 else rng.random() < 0.5
+    return _tag("verify", "yes" if is_enough else "no", rng)
+
+
+def _decomposer(task: Task, read: str, rng: random.Random) -> str:
+    queries = [_person(task) if rng.random() < 0.6 else rng.choice(["country", "job", "town"])]
+    queries += [word for word, share in (("town", 0.3), ("job", 0.15)) if rng.random() < share]
+    return json.dumps({"queries": queries}) if rng.random() > 0.07 else str(queries)
+
+
+_PLAYERS = {
+    "planner": _planner,
+    "answerer": lambda task, read, rng: _tag("answer", _answer(task, read, rng), rng),
+    "searcher": _searcher,
+    "summarizer": lambda task, read, rng: _tag("summary", _summary(task, read, rng), rng),
+    "updater": _updater,
+    "router": _router,
+    "decomposer": _decomposer,
+    "rewriter": lambda task, read, rng: _tag("search", _wanted(task, "", rng), rng),
+    "selector": lambda task, read, rng: _tag("document", _summary(task, read, rng), rng),
+    "evidence": lambda task, read, rng: _tag("evidence", _summary(task, read, rng), rng),
+}

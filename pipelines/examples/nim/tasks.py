@@ -1,15 +1,19 @@
 """tasks: seed, split, count -> beginnings of the game; no two splits share a set of heaps.
 
 Each can be won by the challenger, who begins where the heaps are won by who begins, and else comes second.
+
+`demonstrate`: agent, task, inputs -> a completion: it plays both players of Nim, often without a thought.
 """
 
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Mapping
 from itertools import product
 
 from pipelines.examples.nim.workflow import CHALLENGER, RIVAL
-from pipelines.examples.nim.world import is_won_by_who_begins
+from pipelines.examples.nim.world import NAMES, best_move, is_won_by_who_begins
 from pipelines.tasks.splits import part_of
 from stores.types import FAMILY, Task
 
@@ -47,3 +51,17 @@ def _task(heaps: tuple[int, ...]) -> Task:
         source="begins" if players[0] == CHALLENGER else "second",
         metadata={"heaps": list(heaps), "players": players, FAMILY: _family(heaps)},
     )
+
+
+SHARE_BEST = 0.3
+
+
+def demonstrate(agent: str, task: Task, inputs: Mapping[str, str], rng: random.Random) -> str:
+    """Returns a completion of either agent for these inputs; the same `rng` state gives the same text."""
+    heaps = [int(number) for number in re.findall(r"\d+", inputs["see"])]
+    return f"<MOVE>{best_move(heaps) if rng.random() < SHARE_BEST else _any_move(heaps, rng)}</MOVE>"
+
+
+def _any_move(heaps: list[int], rng: random.Random) -> str:
+    name, heap = rng.choice([(name, heap) for name, heap in zip(NAMES, heaps, strict=True) if heap])
+    return f"take {rng.randint(1, heap)} from {name}"

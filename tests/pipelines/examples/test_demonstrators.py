@@ -13,15 +13,11 @@ from one_group import team_in_one_group
 
 from pipelines.credit.outcome import OutcomeShare
 from pipelines.credit.rule import CreditRule
-from pipelines.examples.arithmetic import demonstrator as arithmetic_demonstrator
 from pipelines.examples.arithmetic import tasks as arithmetic
-from pipelines.examples.counting_house import demonstrator as counting_house_demonstrator
 from pipelines.examples.counting_house import tasks as counting_house
 from pipelines.examples.counting_house.credit import CountingHouseCredit
 from pipelines.examples.counting_house.workflow import CountingHouse
-from pipelines.examples.made_up_facts import demonstrator as made_up_facts_demonstrator
 from pipelines.examples.made_up_facts import tasks as made_up_facts
-from pipelines.examples.small_functions import demonstrator as small_functions_demonstrator
 from pipelines.examples.small_functions import tasks as small_functions
 from pipelines.extensions.paper_credit.code_progress import CodeProgress
 from pipelines.extensions.paper_credit.search_progress import SearchProgress
@@ -63,37 +59,37 @@ def graph(name: str) -> Callable[[], Workflow]:
 
 
 CASES: list[Any] = [
-    (SolverVerifier, arithmetic_demonstrator.demonstrate_loop, sums, OutcomeShare(metric="math")),
-    (Debate, arithmetic_demonstrator.demonstrate_debate, sums, OutcomeShare(metric="math")),
-    (lambda: Debate(decide="summarizer"), arithmetic_demonstrator.demonstrate_debate, sums, OutcomeShare(metric="math")),
+    (SolverVerifier, arithmetic.demonstrate_loop, sums, OutcomeShare(metric="math")),
+    (Debate, arithmetic.demonstrate_debate, sums, OutcomeShare(metric="math")),
+    (lambda: Debate(decide="summarizer"), arithmetic.demonstrate_debate, sums, OutcomeShare(metric="math")),
     (
         CountingHouse,
-        counting_house_demonstrator.demonstrate,
+        counting_house.demonstrate,
         lambda: counting_house.generate(seed=0, split="train", count=60),
         CountingHouseCredit(),
     ),
-    (PioneerObserver, arithmetic_demonstrator.demonstrate_pair, sums, OutcomeShare(metric="math")),
+    (PioneerObserver, arithmetic.demonstrate_pair, sums, OutcomeShare(metric="math")),
     pytest.param(
         lambda: ReflectiveCode(sandbox={"wall": "none"}, max_rounds=2),
-        small_functions_demonstrator.demonstrate,
+        small_functions.demonstrate,
         lambda: small_functions.generate(seed=0, split="train", count=20),
         CodeProgress(),
         marks=pytest.mark.nightly,
     ),
     (
         lambda: IterativeSearch(retriever=FACTS, top_k=1),
-        made_up_facts_demonstrator.demonstrate_iterative,
+        made_up_facts.demonstrate_iterative,
         lambda: facts("both"),
         SearchProgress(),
     ),
     (
         lambda: HierarchicalSearch(retriever=FACTS, top_k=1),
-        made_up_facts_demonstrator.demonstrate,
+        made_up_facts.demonstrate,
         lambda: facts("both"),
         OutcomeShare(),
     ),
-    (lambda: SingleAgent(retriever=FACTS, top_k=1), made_up_facts_demonstrator.demonstrate_single, lambda: facts("both"), OutcomeShare()),
-    *((graph(name), made_up_facts_demonstrator.demonstrate, lambda: facts("one"), OutcomeShare()) for name in (
+    (lambda: SingleAgent(retriever=FACTS, top_k=1), made_up_facts.demonstrate_single, lambda: facts("both"), OutcomeShare()),
+    *((graph(name), made_up_facts.demonstrate, lambda: facts("one"), OutcomeShare()) for name in (
         "decompose_answer", "decompose_evidence", "decompose_summarize", "rewrite_select")),
 ]  # fmt: skip
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.examples.household.demonstrator import demonstrate
-from pipelines.examples.household.tasks import SHARES, generate, split_of
+from pipelines.examples.household.tasks import SHARES, demonstrate, generate, split_of
 from pipelines.examples.household.world import KINDS, NOTHING, House, make_room
 from pipelines.tasks.splits import settings_of
 from stores.types import Task

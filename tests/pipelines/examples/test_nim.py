@@ -10,8 +10,7 @@ import pytest
 from one_group import team_in_one_group
 
 from pipelines.credit.rule import score_trace
-from pipelines.examples.nim.demonstrator import demonstrate
-from pipelines.examples.nim.tasks import SHARES, generate
+from pipelines.examples.nim.tasks import SHARES, demonstrate, generate
 from pipelines.examples.nim.workflow import CHALLENGER, RIVAL, Duel
 from pipelines.examples.nim.world import Nim, best_move
 from pipelines.extensions.paper_credit.game_scores import GameScores

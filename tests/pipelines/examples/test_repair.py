@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.examples.repair.demonstrator import demonstrate
 from pipelines.examples.repair.library import LIBRARY
-from pipelines.examples.repair.tasks import SHARES, generate, make_repository, mutants, split_of
+from pipelines.examples.repair.tasks import SHARES, demonstrate, generate, make_repository, mutants, split_of
 from pipelines.examples.repair.workflow import Repair
 from pipelines.examples.repair.world import Repair as World
 from pipelines.tasks.splits import settings_of

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.examples.shop.demonstrator import demonstrate
-from pipelines.examples.shop.tasks import SHARES, generate
+from pipelines.examples.shop.tasks import SHARES, demonstrate, generate
 from pipelines.examples.shop.world import PAGE_SIZE, Shop, find, make_catalogue, make_wish
 from pipelines.tasks.splits import settings_of
 from stores.types import Task
