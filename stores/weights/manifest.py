@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stores.codec import Record
 from stores.files import read_file
 from stores.types import ModelVersionRef
-from stores.weights.weight_files import MANIFEST, Folder, file_sha256
+from stores.weights.weight_files import MANIFEST, file_sha256
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,7 +89,7 @@ class Manifest(Record):
 
 def read_manifest(ref: ModelVersionRef) -> Manifest:
     """Reads the manifest that `ref` names; ValueError if it is missing or has another checksum."""
-    data = Folder.at(ref.uri).read(MANIFEST)
+    data = read_file(f"{ref.uri}/{MANIFEST}")
     if data is None:
         if read_file(removed_at(ref.uri)) is not None:
             raise ValueError(f"{ref.uri}: version {ref.version} of {ref.model_group} {REMOVED}")

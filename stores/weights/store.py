@@ -107,7 +107,7 @@ class WeightStore:
     def ref(self, model_group: str, version: int) -> ModelVersionRef | None:
         """Returns a pointer to a committed version; None if there is none."""
         uri = self.uri_of(model_group, version)
-        data = Folder.at(uri).read(MANIFEST)
+        data = read_file(f"{uri}/{MANIFEST}")
         if data is None:
             return None
         return ModelVersionRef(

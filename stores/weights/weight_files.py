@@ -50,16 +50,6 @@ class Folder:
     def __str__(self) -> str:
         return self.path
 
-    def read(self, name: str) -> bytes | None:
-        """Reads a whole small file; returns None if it is missing."""
-        try:
-            if self.filesystem is None:
-                return (Path(self.path) / name).read_bytes()
-            with self.filesystem.open_input_stream(f"{self.path}/{name}") as file:
-                return file.read()
-        except FileNotFoundError:
-            return None
-
     def get(self, name: str, target: Path) -> None:
         """Copies a remote file to this machine; ValueError if it is missing."""
         assert self.filesystem is not None
@@ -137,9 +127,10 @@ class RemoteWriter:
 
     def finish(self, manifest: bytes) -> None:
         """Writes the manifest; from then on the version exists."""
-        if Folder(self.filesystem, self.path).read(MANIFEST) is not None:
+        place = f"{self.path}/{MANIFEST}"
+        if self.filesystem.get_file_info(place).is_file:
             return
-        with self.filesystem.open_output_stream(f"{self.path}/{MANIFEST}") as writer:
+        with self.filesystem.open_output_stream(place) as writer:
             writer.write(manifest)
 
 

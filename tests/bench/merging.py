@@ -26,7 +26,7 @@ from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
 from train_loops.engine.tiny_model import build_model, build_tokenizer
 from train_loops.rows.batching import collate, lay, plan
 from train_loops.rows.samples import Sample
-from train_loops.rows.sharing import chains_of, neighbours, row_savings, unique_token_share
+from train_loops.rows.sharing import chains_of, neighbours, unique_shares
 
 LEAST = 1.5
 SHAPE = TinyModelConfig(max_position=2048)
@@ -84,7 +84,7 @@ def _measure(name: str, samples: list[Sample], scorer: PolicyScorer) -> list[Fig
     num_tokens = sum(len(s.token_ids) for s in samples)
     rate = {way: num_tokens / min(p.seconds for p in found[1:]) for way, found in passes.items()}
     ours, plain = passes[OURS][0], passes[PLAIN][0]
-    share = unique_token_share(row_savings(samples, chains_of(samples)))
+    share, _ = unique_shares(samples, chains_of(samples))
     gap = float((ours.gradient - plain.gradient).abs().max() / plain.gradient.abs().max())
     others = ", ".join(f"{way} {rate[way] / rate[PLAIN]:.2f}x" for way in WAYS if way not in (OURS, PLAIN))
     computed = f"{ours.num_computed:,} tokens computed instead of {plain.num_computed:,}"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from train_loops.config import RowsConfig
 from train_loops.rows.packed_attention import Families, families_of
 from train_loops.rows.samples import Masks, Sample
-from train_loops.rows.sharing import Chain, chains_of, neighbours, row_savings, segments_of, unique_token_share
+from train_loops.rows.sharing import Chain, chains_of, neighbours, segments_of, unique_shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,9 +268,8 @@ class Layout:
         return collate(self._samples, chains, pack=self._pack, share=share, pad_id=self._pad_id).to(device())
 
     def savings(self) -> tuple[float, dict[str, float]]:
-        """Returns unique tokens over tokens, of all rows and per agent: the share that merging leaves to compute."""
-        savings = row_savings(self._samples, self._chains)
-        return unique_token_share(savings), {agent: 1 - s.saved_share for agent, s in savings.items()}
+        """Returns the share that merging leaves to compute, see `unique_shares`."""
+        return unique_shares(self._samples, self._chains)
 
     def _plan(self, chains: Sequence[Chain], *, num_minibatches: int, seed: int) -> list[list[list[Chain]]]:
         return plan(

@@ -15,7 +15,8 @@ tokens of a group of episodes are shared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
@@ -53,38 +54,19 @@ def chains_of(samples: Sequence[Sample]) -> list[Chain]:
     return sorted(tuple(chain) for of_episode in chains.values() for chain in of_episode)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSavings:
-    """How many tokens merging saves."""
+def unique_shares(samples: Sequence[Sample], chains: Sequence[Chain]) -> tuple[float, dict[str, float]]:
+    """Returns unique tokens over tokens, of all samples and by agent: the share that is computed where `chains` are merged.
 
-    tokens: int
-    """Prompt and completion tokens of the turns."""
-    unique_tokens: int
-    """The tokens that are computed where chains are merged; a shared beginning is counted for the turn that came first."""
-
-    @property
-    def saved_share(self) -> float:
-        """Returns the share of the tokens that are not computed again."""
-        return 1 - self.unique_tokens / max(self.tokens, 1)
-
-
-def row_savings(samples: Sequence[Sample], chains: Sequence[Chain]) -> dict[str, RowSavings]:
-    """Returns per agent how many tokens merging `chains` saves."""
-    tokens: dict[str, int] = {}
-    unique: dict[str, int] = {}
+    A shared beginning is counted for the turn that came first; 0 without samples.
+    """
+    tokens, unique = Counter[str](), Counter[str]()
     for chain in chains:
         num_shared = 0
         for sample in (samples[i] for i in chain):
-            num_tokens = len(sample.token_ids)
-            tokens[sample.agent] = tokens.get(sample.agent, 0) + num_tokens
-            unique[sample.agent] = unique.get(sample.agent, 0) + num_tokens - num_shared
-            num_shared = num_tokens
-    return {agent: RowSavings(tokens=n, unique_tokens=unique[agent]) for agent, n in tokens.items()}
-
-
-def unique_token_share(savings: Mapping[str, RowSavings]) -> float:
-    """Returns unique tokens over tokens, of all agents together."""
-    return sum(s.unique_tokens for s in savings.values()) / max(sum(s.tokens for s in savings.values()), 1)
+            tokens[sample.agent] += len(sample.token_ids)
+            unique[sample.agent] += len(sample.token_ids) - num_shared
+            num_shared = len(sample.token_ids)
+    return unique.total() / max(tokens.total(), 1), {agent: unique[agent] / n for agent, n in tokens.items()}
 
 
 def _extends(later: Sample, earlier: Sample) -> bool:

@@ -6,7 +6,6 @@ all model groups; a job that is killed and sent again ends with the same version
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
 import time
@@ -35,8 +34,7 @@ def train_team_learner(job: TrainJob) -> TrainAnswer:
     store = WeightStore(job.weights_uri)
     existing = store.ref(TEAM, job.version)
     if existing is not None:  # an earlier try has committed it: its result is the answer
-        stored = json.loads((store.fetch(existing) / RESULT_FILE).read_text())
-        return replace(TrainAnswer.from_json(stored), model=existing)
+        return replace(TrainAnswer.from_text((store.fetch(existing) / RESULT_FILE).read_text()), model=existing)
     began = time.time()
     traces = TraceStore(job.traces_uri)
     episodes = team_episodes(
@@ -60,7 +58,7 @@ def train_team_learner(job: TrainJob) -> TrainAnswer:
         folder = Path(scratch)
         learner.save(folder)
         write_signal(folder, signal)
-        (folder / RESULT_FILE).write_text(json.dumps(answer.to_json()))
+        (folder / RESULT_FILE).write_text(answer.to_text())
         ref = _commit(store, job, folder)
     logger.info("committed version %d of the team's learner after %d episodes", job.version, len(episodes))
     return replace(answer, model=ref, parts=train_parts(began, ends | {"store": time.time()}))

@@ -299,7 +299,7 @@ class Worker:
                 out = export_adapter(self._models.policy, scratch)
             if dist.get_rank() == 0:
                 with naming_file(out):
-                    (out / RESULT_FILE).write_text(json.dumps(_answer(None, learned).to_json()))
+                    (out / RESULT_FILE).write_text(_answer(None, learned).to_text())
                     write_advantages(out, learned.advantages)
                     if learned.log_ratios:
                         (out / LOG_RATIOS_FILE).write_text(json.dumps(learned.log_ratios))
@@ -353,7 +353,7 @@ def _stored_answer(store: WeightStore, job: TrainJob) -> TrainAnswer | None:
     path = store.fetch(ref) / RESULT_FILE
     if not path.is_file():
         raise ValueError(f"{ref.uri} exists already and was not made by a trainer: ask for another version")
-    return replace(TrainAnswer.from_json(json.loads(path.read_text())), model=ref)
+    return replace(TrainAnswer.from_text(path.read_text()), model=ref)
 
 
 def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> tuple[tuple[float, ...], ...]:

@@ -21,7 +21,7 @@ from train_loops.engine.critic import ValueModel
 from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
 from train_loops.rows.batching import Batch, collate, lay, lift, plan
 from train_loops.rows.samples import Sample
-from train_loops.rows.sharing import chains_of, neighbours, row_savings, unique_token_share
+from train_loops.rows.sharing import chains_of, neighbours, unique_shares
 from train_loops.signal.losses import Aggregation, Denominators, aggregate
 
 pytestmark = pytest.mark.fast
@@ -84,11 +84,8 @@ def test_savings_count_a_shared_beginning_once_for_the_turn_that_came_first() ->
         sample("e", 2, [1, 2, 3, 4, 5, 6], [7], agent="a"),
         sample("f", 0, [8], [9], agent="a"),
     ]
-    savings = row_savings(samples, chains_of(samples))
-    assert {agent: (s.tokens, s.unique_tokens) for agent, s in savings.items()} == {"a": (12, 6), "b": (6, 3)}
-    assert (savings["a"].saved_share, savings["b"].saved_share) == (0.5, 0.5)
-    assert unique_token_share(savings) == 0.5
-    assert unique_token_share({}) == 0.0
+    assert unique_shares(samples, chains_of(samples)) == (0.5, {"a": 6 / 12, "b": 3 / 6})
+    assert unique_shares([], []) == (0.0, {})
 
 
 def test_a_merged_row_holds_the_completions_of_all_its_turns() -> None:
