@@ -47,89 +47,63 @@ class Metric:
         return f"ray_{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
+def _counter(name: str, help: str, tags: str) -> Metric:
+    return Metric(name=name, kind="counter", help=help, tags=tuple(tags.split()))
+
+
+def _gauge(name: str, help: str, tags: str, *, ends_with: tuple[str, ...] = ()) -> Metric:
+    return Metric(name=name, kind="gauge", help=help, tags=tuple(tags.split()), ends_with=ends_with)
+
+
+def _histogram(name: str, help: str, tags: str, *, bounds: tuple[float, ...]) -> Metric:
+    return Metric(name=name, kind="histogram", help=help, tags=tuple(tags.split()), bounds=bounds)
+
+
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric(
-            name="troupe_stages",
-            kind="counter",
-            help="Stages that ended, by outcome (done, failed).",
-            tags=("run", "stage", "model_group", "outcome"),
-        ),
-        Metric(
-            name="troupe_stage_seconds",
-            kind="gauge",
-            help="Seconds of the last attempt of a stage.",
-            tags=("run", "stage", "model_group"),
-        ),
-        Metric(name="troupe_iteration", kind="gauge", help="Latest iteration with an ended stage.", tags=("run",)),
-        Metric(
-            name="troupe_episodes",
-            kind="counter",
-            help="Episodes stored, by how they ended.",
-            tags=("run", "purpose", "status"),
-        ),
-        Metric(
-            name="troupe_episodes_in_flight",
-            kind="gauge",
-            help="Episodes that a collector runs at once.",
-            tags=("run", "collector"),
+        _counter("troupe_stages", "Stages that ended, by outcome (done, failed).", "run stage model_group outcome"),
+        _gauge("troupe_stage_seconds", "Seconds of the last attempt of a stage.", "run stage model_group"),
+        _gauge("troupe_iteration", "Latest iteration with an ended stage.", "run"),
+        _counter("troupe_episodes", "Episodes stored, by how they ended.", "run purpose status"),
+        _gauge(
+            "troupe_episodes_in_flight",
+            "Episodes that a collector runs at once.",
+            "run collector",
             ends_with=(Collected.STAGE, Evaluated.STAGE, Measured.STAGE),
         ),
-        Metric(
-            name="troupe_tokens",
-            kind="counter",
-            help="Tokens of stored episodes, of prompts and of completions.",
-            tags=("run", "purpose", "model_group", "kind"),
+        _counter(
+            "troupe_tokens", "Tokens of stored episodes, of prompts and of completions.", "run purpose model_group kind"
         ),
-        Metric(
-            name="troupe_turn_seconds",
-            kind="histogram",
-            help="Seconds of a model call as the workflow sees it, waiting included.",
-            tags=("run", "purpose", "model_group"),
+        _histogram(
+            "troupe_turn_seconds",
+            "Seconds of a model call as the workflow sees it, waiting included.",
+            "run purpose model_group",
             bounds=(0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 180.0),
         ),
-        Metric(name="troupe_trained_rows", kind="counter", help="Rows trained on.", tags=("run", "model_group")),
-        Metric(
-            name="troupe_logprob_gap_mean",
-            kind="gauge",
-            help="Mean |difference| between the trainer's and the engine's logprobs of the last trained rows, nats.",
-            tags=("run", "model_group"),
+        _counter("troupe_trained_rows", "Rows trained on.", "run model_group"),
+        _gauge(
+            "troupe_logprob_gap_mean",
+            "Mean |difference| between the trainer's and the engine's logprobs of the last trained rows, nats.",
+            "run model_group",
         ),
-        Metric(
-            name="troupe_logprob_gap_max",
-            kind="gauge",
-            help="Largest |difference| of the same.",
-            tags=("run", "model_group"),
+        _gauge("troupe_logprob_gap_max", "Largest |difference| of the same.", "run model_group"),
+        _gauge("troupe_sync_seconds", "Seconds of the last sync, proof included.", "run"),
+        _gauge(
+            "troupe_policy_version",
+            "Version of a model group: last trained, last proven to be served.",
+            "run model_group of",
         ),
-        Metric(
-            name="troupe_sync_seconds", kind="gauge", help="Seconds of the last sync, proof included.", tags=("run",)
+        _gauge("troupe_accuracy", "Accuracy on the gate's tasks at the last evaluation.", "run team"),
+        _gauge(
+            "troupe_episode_metrics",
+            "Figures that tell whether a team degrades, by what they are of (iteration, test, sentinel, service, gateway).",
+            "run source figure",
         ),
-        Metric(
-            name="troupe_policy_version",
-            kind="gauge",
-            help="Version of a model group: last trained, last proven to be served.",
-            tags=("run", "model_group", "of"),
+        _gauge(
+            "troupe_alarm", "1 where a figure has left the range that is usual for the champion.", "run source figure"
         ),
-        Metric(
-            name="troupe_accuracy",
-            kind="gauge",
-            help="Accuracy on the gate's tasks at the last evaluation.",
-            tags=("run", "team"),
-        ),
-        Metric(
-            name="troupe_episode_metrics",
-            kind="gauge",
-            help="Figures that tell whether a team degrades, by what they are of (iteration, test, sentinel, service, gateway).",
-            tags=("run", "source", "figure"),
-        ),
-        Metric(
-            name="troupe_alarm",
-            kind="gauge",
-            help="1 where a figure has left the range that is usual for the champion.",
-            tags=("run", "source", "figure"),
-        ),
-        Metric(name="troupe_champion_version", kind="gauge", help="Team version of the champion.", tags=("run",)),
+        _gauge("troupe_champion_version", "Team version of the champion.", "run"),
     )
 }
 
