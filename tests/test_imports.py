@@ -132,12 +132,15 @@ import re, sys, tomllib
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 core, rest = {"troupe-rl"}, tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
 while rest:
-    name = re.sub(r"[-_.]+", "-", re.match(r"[\\w.-]+", rest.pop())[0]).lower()
-    if name not in core:
+    need = Requirement(rest.pop())
+    name = re.sub(r"[-_.]+", "-", need.name).lower()
+    if name not in core and (need.marker is None or need.marker.evaluate({"extra": ""})):
         core.add(name)
-        rest += [need for need in requires(name) or () if "extra ==" not in need]
+        rest += requires(name) or ()
 owners, finders = packages_distributions(), list(sys.meta_path)
 
 
@@ -147,6 +150,9 @@ class Core:
         if distributions and not distributions & core:
             return None
         return next((spec for finder in finders if (spec := finder.find_spec(name, path, target))), None)
+
+    def find_distributions(self, *context):
+        return (found for f in finders if hasattr(f, "find_distributions") for found in f.find_distributions(*context))
 
 
 sys.meta_path[:] = [Core()]

@@ -60,7 +60,7 @@ class BadAnswer(httpx2.StreamError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer."""
+    """An answer that came in time, with a status that was asked for."""
 
     status: int
     content: bytes
@@ -112,14 +112,14 @@ class AsyncPeer:
         self._client = async_client(urls, timeout=None, max_bytes=max_bytes)
 
     async def ask(self, method: str, url: str, *, accepts: Collection[int] = (200,), **request: Any) -> Answer:
-        """See `Peer.ask`."""
+        """Returns an answer with one of these statuses; PeerError. See `Peer.ask`."""
         with _told(self._timeout_s):
             async with asyncio.timeout(self._timeout_s):
                 response = await self._client.request(method, url, **request)
         return _accepted(response, accepts)
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections that are kept."""
         await self._client.aclose()
 
 
