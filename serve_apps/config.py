@@ -20,7 +20,7 @@ class ServeConfig(Settings):
 
     engine_kind: str = Field("vllm", json_schema_extra=IDENTITY_IF_CHANGED)
     """What samples: `vllm`; `transformers`, which is slow, samples one sequence at a time and needs no vLLM; or an engine of your
-    own as `package.module:Class`, a subclass of `serve_apps.engines.port.Engine`."""
+    own as `package.module:Class`, a subclass of `serve_apps.engines.port.Engine` that every Ray node can import."""
     num_replicas: int = Field(1, ge=1, json_schema_extra=NOT_IDENTITY)
     """The number of engines that serve the same weights. Raise it for more episodes at once."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"

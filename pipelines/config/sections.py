@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pipelines.figures.limits import GuardsConfig, TrafficGuardsConfig, WatchFloorsConfig
 from serve_apps.config import CallConfig, EpisodeConfig, TelemetryConfig
-from serve_apps.policy.proof_limits import Limits, limits_for
+from serve_apps.policy.proof import Limits, limits_for
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
 

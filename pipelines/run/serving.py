@@ -15,8 +15,7 @@ from serve_apps.engines.port import AdapterRoom
 from serve_apps.policy.app_list import deployed_apps
 from serve_apps.policy.deployment import PolicyAppSpec, ServedModel, ensure_apps, served_models, sync_apps
 from serve_apps.policy.live_settings import wake_apps
-from serve_apps.policy.proof import Proof
-from serve_apps.policy.proof_limits import Limits
+from serve_apps.policy.proof import Limits, Proof
 from serve_apps.policy.proving import Target
 from stores.files import write_file
 from stores.types import ModelVersionRef

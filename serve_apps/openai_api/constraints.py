@@ -36,11 +36,10 @@ from typing import Any
 from serve_apps.authoring.parsers import Parsers
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.engines.vllm.parsers import call_format, load_parsers
-from serve_apps.openai_api.answer_reader import AnswerReader
+from serve_apps.openai_api.answer_reader import AnswerReader, ThoughtReader, Thoughts
 from serve_apps.openai_api.chat_request import ChatRequest, NamedTool
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.openai_api.sampling_fields import SamplingFields
-from serve_apps.openai_api.thoughts import ThoughtReader, Thoughts
 from serve_apps.openai_api.tool_formats import OfferedTools
 
 Format = dict[str, Any]

@@ -21,11 +21,10 @@ from typing import Any
 
 from serve_apps.authoring.parsers import Parsers
 from serve_apps.chat.tokenizer import load_tokenizer
-from serve_apps.openai_api.answer_reader import answer_format
+from serve_apps.openai_api.answer_reader import ThoughtReader, answer_format
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.constraints import constraint_of, constraint_text
 from serve_apps.openai_api.protocol import MAX_ECHO, ApiError
-from serve_apps.openai_api.thoughts import ThoughtReader
 from serve_apps.openai_api.tool_formats import OfferedTools
 from stores.traces.grammars import compiled
 

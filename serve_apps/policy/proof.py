@@ -1,12 +1,13 @@
-"""proof: a replica's logprobs on probe sequences -> whether it serves the version that it should."""
+"""proof: a replica's logprobs on probe sequences -> whether it serves the version that it should, within limits.
+
+Rounding alone puts the logprobs of trainer and engine apart, by an amount that their two dtypes decide.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-import numpy as np
 
 Verdict = Literal["proven", "indistinguishable", "failed"]
 Logprobs = Sequence[Sequence[float]]
@@ -81,6 +82,8 @@ def telling(new: Logprobs, others: Sequence[Logprobs]) -> tuple[int, int]:
     That is the shortest beginning of at least `LEAST_TELLING` logprobs whose largest difference to each of `others` is
     `NEARLY` the largest that there is. Without others, or where nothing differs, it is the first whole sequence.
     """
+    import numpy as np  # not needed where a config is parsed
+
     apart = [
         np.min([np.maximum.accumulate(np.abs(np.subtract(new[i], other[i]))) for other in others], axis=0)
         for i in range(len(new) if others else 0)
@@ -105,3 +108,42 @@ def max_difference(a: Logprobs, b: Logprobs) -> float:
     if any(d != d for d in differences):
         return float("inf")
     return max(differences, default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a proof allows, in nats. See `proof.judge`."""
+
+    tolerance: float = 1e-3
+    """The largest difference to the version that should be served."""
+    noise: float = 2e-4
+    """What rounding alone may make: two versions that differ by less cannot be told apart."""
+    pair: str = "trainer float32, engine float32"
+    """The dtypes for which these are, in words."""
+
+
+FLOAT32 = Limits()
+"""Where trainer and engine are both float32."""
+NOISE: Mapping[tuple[str, str], float] = {
+    ("float32", "float32"): FLOAT32.noise,
+    ("float32", "bfloat16"): 0.5,
+    ("bfloat16", "bfloat16"): 0.5,
+    ("bfloat16", "float32"): 0.5,
+    ("float32", "float16"): 0.1,
+    ("bfloat16", "float16"): 0.5,
+}
+"""(dtype of the trainer, of the engine) -> how far apart rounding alone may put the logprobs of a text.
+
+These are limits, two to three times the largest differences that were measured on a CPU: 1.0e-4 where trainer and engine are
+float32 (Gemma 3 270M; SmolLM2-135M-Instruct 7.8e-5), 0.18 where one of them or both are bfloat16 (SmolLM2-135M-Instruct).
+Larger models and float16, which rounds an eighth as much as bfloat16, were not measured.
+"""
+TOLERANCE_PER_NOISE = 2.0
+
+
+def limits_for(trainer: str, engine: str) -> Limits:
+    """Returns the limits for a pair of dtypes; an engine of another dtype counts as one of bfloat16."""
+    noise = NOISE.get((trainer, engine), NOISE[trainer, "bfloat16"])
+    is_exact = (trainer, engine) == ("float32", "float32")
+    tolerance = 1e-3 if is_exact else TOLERANCE_PER_NOISE * noise
+    return Limits(tolerance=tolerance, noise=noise, pair=f"trainer {trainer}, engine {engine}")

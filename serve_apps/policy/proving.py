@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_apps.policy.app_list import deployed_apps, num_replicas
-from serve_apps.policy.proof import Proof, SyncError, SyncTimeoutError, Verdict, judge, telling
-from serve_apps.policy.proof_limits import FLOAT32, Limits
+from serve_apps.policy.proof import FLOAT32, Limits, Proof, SyncError, SyncTimeoutError, Verdict, judge, telling
 from serve_apps.policy.replicas import REPLICA_TIMEOUT_S, Broadcast
 from stores.journal.waiting import waiting
 from stores.types import ModelVersionRef

@@ -8,8 +8,7 @@ import pytest
 import torch
 from chained_samples import chained_samples
 
-from serve_apps.policy.proof import judge, max_difference
-from serve_apps.policy.proof_limits import limits_for
+from serve_apps.policy.proof import judge, limits_for, max_difference
 from stores.weights.manifest import Probe
 from stores.weights.model_folder import check_model_files, why_windowed
 from stores.weights.store import WeightStore

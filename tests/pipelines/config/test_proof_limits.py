@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.config.sections import SyncConfig
-from serve_apps.policy.proof import judge
-from serve_apps.policy.proof_limits import NOISE, limits_for
+from serve_apps.policy.proof import NOISE, judge, limits_for
 
 pytestmark = pytest.mark.fast
 

@@ -13,7 +13,7 @@ from pipelines.config.run_config import load_config
 from pipelines.run import serving
 from pipelines.run.run import Run
 from serve_apps.policy.deployment import ServedModel
-from serve_apps.policy.proof_limits import Limits, limits_for
+from serve_apps.policy.proof import Limits, limits_for
 from serve_apps.policy.proving import Target
 from stores.types import ModelVersionRef
 from stores.weights.manifest import Probe

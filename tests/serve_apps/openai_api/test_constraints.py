@@ -10,10 +10,10 @@ import pytest
 import xgrammar
 
 from serve_apps.chat.tokenizer import ChatTokenizer
+from serve_apps.openai_api.answer_reader import KNOWN_MARKS, ThoughtReader, Thoughts
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.constraints import constraint_of
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.openai_api.thoughts import KNOWN_MARKS, ThoughtReader, Thoughts
 from serve_apps.openai_api.tool_formats import OfferedTools, tool_format
 from tests.small_tokenizers import QWEN, build
 

@@ -8,8 +8,14 @@ import pytest
 
 from serve_apps.authoring.parsers import Parsers
 from serve_apps.chat.tokenizer import ChatTokenizer
-from serve_apps.openai_api.answer_reader import answer_format
-from serve_apps.openai_api.thoughts import KNOWN_MARKS, ThoughtReader, Thoughts, thought_marks, thoughts_of
+from serve_apps.openai_api.answer_reader import (
+    KNOWN_MARKS,
+    ThoughtReader,
+    Thoughts,
+    answer_format,
+    thought_marks,
+    thoughts_of,
+)
 from tests.small_tokenizers import QWEN, build
 
 THINK = KNOWN_MARKS[0]

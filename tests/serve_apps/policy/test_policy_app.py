@@ -34,8 +34,7 @@ from serve_apps.policy.deployment import (
     sync_apps,
 )
 from serve_apps.policy.live_settings import put_to_sleep, set_low_priority, wake_apps
-from serve_apps.policy.proof import SyncError
-from serve_apps.policy.proof_limits import Limits
+from serve_apps.policy.proof import Limits, SyncError
 from serve_apps.policy.proving import Target, prove_apps
 from serve_apps.policy.replicas import Broadcast, handle_of
 from serve_apps.policy.serve_client import ServeClient

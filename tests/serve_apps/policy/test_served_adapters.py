@@ -22,8 +22,7 @@ from serve_apps.policy.deployment import (
     served_models,
     sync_apps,
 )
-from serve_apps.policy.proof import SyncError
-from serve_apps.policy.proof_limits import Limits
+from serve_apps.policy.proof import Limits, SyncError
 from serve_apps.policy.proving import Target, prove_apps
 from serve_apps.policy.serve_client import ServeClient
 from stores.types import Completion, GenerateRequest, ModelVersionRef, Sampling
