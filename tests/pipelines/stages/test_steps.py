@@ -15,8 +15,9 @@ from pipelines.run import iterations
 from pipelines.run.iteration import NotDone
 from pipelines.run.run import Run
 from pipelines.stages import steps
-from pipelines.stages.table import Step
+from pipelines.stages.table import STAGES, Step
 from stores.journal.journal import Lease
+from stores.journal.stage_results import Scored
 
 pytestmark = pytest.mark.fast
 
@@ -55,6 +56,27 @@ def settle(run: Run, stage: str, iteration: int) -> None:
 
 def left_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iterations, "QUIET_S", 0.0)
+
+
+def test_what_is_undone_below_a_step_is_done_in_order_and_once(tmp_path: Path, done_here: list[str]) -> None:
+    run = run_in(tmp_path, max_lag=0)
+    finish(run, 1, collected())
+    for _ in range(2):
+        steps.complete(run, Step(1, "promote"), steps.do_step)
+    assert done_here == ["score 1", "train 1", "sync 1", "evaluate 1", "promote 1"]
+
+
+def test_a_stage_is_given_its_iteration_as_it_was_when_the_stage_began(tmp_path: Path) -> None:
+    run = run_in(tmp_path, max_lag=0)
+    for record in (collected(num_new=1), scored()):
+        finish(run, 1, record)
+    finish(run, 3, collected(num_new=3))
+    begun = steps.begin(run, STAGES["score"], 3)
+    finish(run, 3, scored())
+    assert (begun.number, begun.collected.num_new, begun.find(Scored)) == (3, 3, None)
+    assert [earlier.number for earlier in begun.before] == [2, 1], "as far as the last one that was scored"
+    with pytest.raises(NotDone, match=r"score of iteration 2 of run 'small' needs collect, which is not done"):
+        steps.begin(run, STAGES["score"], 2)
 
 
 def test_without_lag_nothing_is_waited_for_or_done(tmp_path: Path, done_here: list[str]) -> None:
