@@ -61,8 +61,8 @@ def num_repeats(texts: Sequence[str]) -> int:
 
 
 def _num_tokens(turns: Sequence[Turn]) -> float:
-    """NaN without turns, and where one is redacted and has no tokens."""
-    if not turns or any(turn.completion_text and not turn.completion_token_ids for turn in turns):
+    """NaN where a turn is redacted and has no tokens; an episode that ended before its first turn sampled none."""
+    if any(turn.completion_text and not turn.completion_token_ids for turn in turns):
         return math.nan
     return float(sum(len(turn.completion_token_ids) for turn in turns))
 

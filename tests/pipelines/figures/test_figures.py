@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,6 +184,9 @@ def test_a_value_that_is_missing_is_no_number(make_trace: MakeTrace) -> None:
     """NaN says that an episode has no value: it counts in no mean."""
     trace = make_trace()
     assert math.isnan(FIGURES["world_steps"].of_episode(trace))  # type: ignore[misc]
+    ended = replace(trace, turns=(), tool_calls=())
+    assert math.isnan(FIGURES["format_share"].of_episode(ended))  # type: ignore[misc]
+    assert FIGURES["completion_tokens"].of_episode(ended) == 0, "it counts in the guard as it did"  # type: ignore[misc]
 
 
 def test_the_means_of_ones_own_figures_are_part_of_the_scored_iteration(own: Path, make_trace: MakeTrace) -> None:
