@@ -17,7 +17,7 @@ Limit = Annotated[float, Field(ge=0)] | None
 
 
 class FigureLimits(Settings):
-    """The limits of figures by their names; those of your own figures are the extra keys (pipelines/config/rules/figures.py)."""
+    """The limits of figures by their names; those of your own figures are the extra keys (pipelines/config/rules.py)."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Limit]
