@@ -36,6 +36,9 @@ class Extension:
     identifies a run."""
     commands: str = ""
     """`add_to(app: typer.Typer) -> None`, which adds commands to `troupe`."""
+    routes: str = ""
+    """`add_to(api: FastAPI, service: Service) -> AsyncContextManager | None`, which adds routes to a gateway, before it serves; what it
+    returns is entered when the gateway starts, and left when it ends."""
 
 
 @cache

@@ -1,11 +1,12 @@
 """http_api: the FastAPI application of one gateway replica. Errors have OpenAI's form.
 
-request ──> RequestLimits ──> chat_api | workflow_api | mcp_api | episode_api | dashboard_api | the small routes here ──> Service
+request ──> RequestLimits ──> chat_api | workflow_api | episode_api | the small routes here, and those of extensions ──> Service
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -14,11 +15,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from serve_apps.engines.vllm.messages import load_converters
 from serve_apps.gateway.calls.episodes import GatewayEpisodes
-from serve_apps.gateway.http import bare_api, chat_api, messages_api, responses_api, workflow_api
+from serve_apps.gateway.http import bare_api, chat_api, responses_api, workflow_api
 from serve_apps.gateway.http.answering import LongBodyRoute, ServiceDependency
-from serve_apps.gateway.http.dashboard_api import add_dashboard
 from serve_apps.gateway.http.episode_api import episode_router
-from serve_apps.gateway.http.mcp_api import McpEndpoint
 from serve_apps.gateway.http.request_limits import PagesOfTeams, RequestLimits
 from serve_apps.gateway.traffic.callers import NO_TEAM, SCOPES
 from serve_apps.gateway.traffic.service import Service
@@ -26,6 +25,8 @@ from serve_apps.gateway.traffic.teams import Production
 from serve_apps.openai_api.http_errors import add_errors
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
 from serve_apps.telemetry.requests import RequestSpans
+from stores.by_name import open_by_name
+from stores.extensions import extensions
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     code: {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
@@ -50,9 +51,15 @@ router = APIRouter(route_class=LongBodyRoute)
 
 def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
     """Builds the application; teams may be added to `service` later."""
-    if service.config.messages_api:
-        load_converters()  # now: while it imports, a process answers nobody
-    workflow_tools = McpEndpoint(service)
+    lifespans: list[AbstractAsyncContextManager[None]] = []
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for each in lifespans:
+                await stack.enter_async_context(each)
+            yield
+
     api = FastAPI(
         title="Troupe gateway",
         version="1",
@@ -60,7 +67,7 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         responses=ERROR_RESPONSES,
-        lifespan=workflow_tools.lifespan,
+        lifespan=lifespan,
     )
     api.state.service, api.state.episodes = service, episodes
     for routes in (
@@ -68,13 +75,14 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
         chat_api.router,
         workflow_api.router,
         responses_api.router,
-        messages_api.router,
         bare_api.router,
         episode_router(service, episodes),
     ):
         api.include_router(routes)
-    add_dashboard(api)
-    api.router.routes.append(workflow_tools.route)
+    for extension in extensions():
+        if extension.routes:
+            added = open_by_name(extension.routes, place=f"extension {extension.name}")(api, service)
+            lifespans += [] if added is None else [added]
     if service.config.telemetry.endpoint:  # inside of the limits: requests without a key make no spans
         api.add_middleware(RequestSpans)
     api.add_middleware(RequestLimits, service=service)

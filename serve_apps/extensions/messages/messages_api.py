@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 
 from serve_apps.chat.long_texts import worked_on
+from serve_apps.extensions.messages.messages import (
+    CountRequest,
+    MessagesRequest,
+    anthropic_error,
+    chat_of_messages,
+    load_converters,
+    message_events,
+    message_of,
+)
 from serve_apps.gateway.calls.chat import chat_tokens
 from serve_apps.gateway.http.answering import LongBodyRoute, ServiceDependency, chat_events
 from serve_apps.gateway.http.chat_api import answer_chat
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import model_of
-from serve_apps.openai_api.messages import (
-    CountRequest,
-    MessagesRequest,
-    anthropic_error,
-    chat_of_messages,
-    message_events,
-    message_of,
-)
 from serve_apps.openai_api.protocol import ApiError, invalid_body_error
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -48,6 +49,13 @@ class AnthropicRoute(LongBodyRoute):
 
 
 router = APIRouter(route_class=AnthropicRoute)
+
+
+def add_to(api: FastAPI, service: Service) -> None:
+    """Adds the routes to a gateway."""
+    if service.config.messages_api:
+        load_converters()  # now: while it imports, a process answers nobody
+    api.include_router(router)
 
 
 @router.post("/v1/messages")

@@ -9,7 +9,7 @@ The server keeps no sessions, so that any replica can answer any request. Keys, 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -51,6 +51,13 @@ OUTPUT = {
 Context = ServerRequestContext[Any, Request]
 
 
+def add_to(api: FastAPI, service: Service) -> AbstractAsyncContextManager[None]:
+    """Adds the endpoint to a gateway; the server runs within what is returned."""
+    endpoint = McpEndpoint(service)
+    api.router.routes.append(endpoint.route)
+    return endpoint.running()
+
+
 class McpEndpoint:
     """The ASGI endpoint of the MCP server of one gateway replica."""
 
@@ -65,7 +72,7 @@ class McpEndpoint:
         self.route = Route(PATH, endpoint=self, methods=["GET", "POST", "DELETE"])
 
     @asynccontextmanager
-    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
         """Runs the server as long as the application."""
         async with self._manager.run():
             yield

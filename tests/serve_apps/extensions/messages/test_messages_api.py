@@ -15,9 +15,9 @@ import httpx2
 import pytest
 from gateway_scene import Scene, deployed_team
 
+from serve_apps.extensions.messages.messages import message_events
 from serve_apps.gateway.traffic.callers import Holder, make_key, write_keys
 from serve_apps.gateway.traffic.teams import TeamRoute
-from serve_apps.openai_api.messages import message_events
 from serve_apps.openai_api.response_events import response_events
 from serve_apps.openai_api.responses import ResponsesRequest
 

@@ -14,7 +14,7 @@ from gateway_scene import Scene
 from waits import until
 
 from serve_apps.chat.tokenizer import load_tokenizer
-from serve_apps.gateway.traffic import trace_reader
+from serve_apps.extensions.dashboard import trace_reader
 from serve_apps.gateway.traffic.callers import make_key, write_keys
 from stores.traces.store import TraceStore
 from stores.types import Purpose, Trace

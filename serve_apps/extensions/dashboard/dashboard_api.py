@@ -11,12 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 
-from serve_apps.gateway.http.answering import ServiceDependency
-from serve_apps.gateway.traffic.figures import Sums, by_version
-from serve_apps.gateway.traffic.peer_replicas import Status
-from serve_apps.gateway.traffic.service import Service
-from serve_apps.gateway.traffic.teams import DeployedTeam, Production
-from serve_apps.gateway.traffic.trace_reader import (
+from serve_apps.extensions.dashboard.trace_reader import (
     MAX_ROWS,
     TraceReader,
     as_json,
@@ -24,6 +19,11 @@ from serve_apps.gateway.traffic.trace_reader import (
     list_traces,
     read_trace,
 )
+from serve_apps.gateway.http.answering import ServiceDependency
+from serve_apps.gateway.traffic.figures import Sums, by_version
+from serve_apps.gateway.traffic.peer_replicas import Status
+from serve_apps.gateway.traffic.service import Service
+from serve_apps.gateway.traffic.teams import DeployedTeam, Production
 from serve_apps.openai_api.protocol import ApiError
 from stores.types import EpisodeStatus, Purpose
 
@@ -56,7 +56,7 @@ TraceReaderDependency = Annotated[TraceReader, Depends(_trace_reader)]
 router, pages = APIRouter(prefix="/v1/admin"), APIRouter(include_in_schema=False)
 
 
-def add_dashboard(api: FastAPI) -> None:
+def add_to(api: FastAPI, service: Service) -> None:
     """Adds the page, its files, which are read now, and what it asks for to an application."""
     api.state.trace_reader, api.state.dashboard_files = TraceReader(), read_files()
     api.include_router(router)
@@ -203,7 +203,7 @@ def _json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-FOLDER = Path(__file__).parents[2] / "dashboard"
+FOLDER = Path(__file__).parent / "page"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
     "Content-Security-Policy": (

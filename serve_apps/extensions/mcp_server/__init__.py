@@ -1,0 +1,1 @@
+"""The workflow of each team as a tool of an MCP server."""

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API, as a form of the chat API."""
