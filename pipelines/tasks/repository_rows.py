@@ -3,7 +3,7 @@
     {"instance_id": "me__calc-1", "repo": "me/calc", "problem_statement": "...", "snapshot": "snapshots/me__calc-1",
      "test_patch": "diff --git ...", "FAIL_TO_PASS": ["tests/test_add.py::test_add"], "PASS_TO_PASS": "[...]", "patch": "diff --git ..."}
 
-The solution (`patch`) does not come into the task. `serve_apps.repository.repository:Repository` takes the rest as its settings.
+The solution (`patch`) does not come into the task. `serve_apps.extensions.repository.repository:Repository` takes the rest as its settings.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from serve_apps.repository.repository import REPAIRED
 from stores.types import Task
 
+REPAIRED = "repaired"
+"""The answer of an episode after which all tests that should pass do."""
 ISSUE, FAILING = "problem_statement", "FAIL_TO_PASS"
 SETTINGS = ("snapshot", "test_patch", FAILING, "PASS_TO_PASS", "site", "time_s", "memory_mib")
 """Fields that the world takes."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from pipelines.examples.repair.library import LIBRARY, Function
 from pipelines.examples.repair.workflow import AGAIN, SUBMIT
+from pipelines.tasks.repository_rows import REPAIRED
 from pipelines.tasks.splits import part_of, settings_of
-from serve_apps.repository.repository import REPAIRED
 from stores.types import FAMILY, Task
 
 SHARES = {"train": 0.5, "gate": 0.2, "test": 0.25, "sentinel": 0.05}

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from pipelines.tasks.repository_rows import REPAIRED
 from serve_apps.authoring.agent import Agent, TracedText
 from serve_apps.authoring.contracts import Tags
 from serve_apps.authoring.environment import Environment
 from serve_apps.authoring.workflow import Outcome, Workflow
-from serve_apps.repository.repository import REPAIRED
 from stores.types import Task
 
 SUBMIT, AGAIN = "submit", "again"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.examples.repair.tasks import make_repository
-from serve_apps.repository.repository import Repository
+from serve_apps.extensions.repository.repository import Repository
 
 
 class Repair(Repository):

@@ -10,12 +10,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 
 from serve_apps.chat.long_texts import worked_on
+from serve_apps.engines.vllm.messages import load_converters
 from serve_apps.extensions.messages.messages import (
     CountRequest,
     MessagesRequest,
     anthropic_error,
     chat_of_messages,
-    load_converters,
     message_events,
     message_of,
 )

@@ -13,7 +13,6 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
-from serve_apps.engines.vllm.messages import load_converters
 from serve_apps.gateway.calls.episodes import GatewayEpisodes
 from serve_apps.gateway.http import bare_api, chat_api, responses_api, workflow_api
 from serve_apps.gateway.http.answering import LongBodyRoute, ServiceDependency

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pipelines.tasks.task_fields import read_task
-from serve_apps.repository.repository import Repository
 
 pytestmark = pytest.mark.fast
 ROW: dict[str, Any] = {
@@ -29,7 +28,6 @@ def test_a_row_becomes_a_task_without_its_solution(tmp_path: Path) -> None:
         "me/calc",
     )
     assert "solution" not in json.dumps(task.metadata) and "line 2" not in json.dumps(task.metadata)
-    Repository(**task.metadata)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from serve_apps.repository.suite import Files, Suite
-from serve_apps.repository.wrong_tests import with_wrong_expectations
+from serve_apps.extensions.repository.suite import Files, Suite
+from serve_apps.extensions.repository.wrong_tests import with_wrong_expectations
 
 CHEATED = "the tests pass although they must not: the change cheats"
 

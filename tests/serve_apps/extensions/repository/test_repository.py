@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tiers import each_push
 
-from serve_apps.repository.grading import outcome_of
-from serve_apps.repository.repository import Repository
-from serve_apps.repository.snapshot import read_snapshot
-from serve_apps.repository.suite import suite
-from serve_apps.repository.wrong_tests import with_wrong_expectations
-from tests.serve_apps.repository.hostile_changes import (
+from serve_apps.extensions.repository.grading import outcome_of
+from serve_apps.extensions.repository.repository import Repository
+from serve_apps.extensions.repository.snapshot import read_snapshot
+from serve_apps.extensions.repository.suite import suite
+from serve_apps.extensions.repository.wrong_tests import with_wrong_expectations
+from tests.serve_apps.extensions.repository.hostile_changes import (
     CHANGES,
     EACH_PUSH,
     FAIL_TO_PASS,

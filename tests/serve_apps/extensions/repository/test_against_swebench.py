@@ -13,8 +13,8 @@ import pytest
 
 from pipelines.examples.repair.tasks import Made, generate, make_repository
 from pipelines.tasks.splits import settings_of
-from serve_apps.repository.grading import grade
-from serve_apps.repository.suite import suite
+from serve_apps.extensions.repository.grading import grade
+from serve_apps.extensions.repository.suite import suite
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.nightly, pytest.mark.needs_program("bwrap")]

@@ -19,14 +19,12 @@ from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any
 
-from serve_apps.repository.grading import files_of, grade
-from serve_apps.repository.snapshot import is_protected, is_test, read_snapshot, with_patch
-from serve_apps.repository.suite import LIMITS, Files, SuiteRun, shared_suite
+from serve_apps.extensions.repository.grading import files_of, grade
+from serve_apps.extensions.repository.snapshot import is_protected, is_test, read_snapshot, with_patch
+from serve_apps.extensions.repository.suite import LIMITS, Files, SuiteRun, shared_suite
 from stores.syntax_trees import parse_python
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-REPAIRED = "repaired"
-"""The answer of an episode that repaired its repository."""
 MAX_LISTED, MAX_SHOWN = 100, 20_000
 """Files of a listing, and characters of a file or of a diff that are shown."""
 USAGE = "Write: read FILE, read FILE NAME, edit FILE LINE and the new text below, write FILE and the text below, test, or submit."
