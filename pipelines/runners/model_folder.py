@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from serve_apps.chat.chat_files import check_chat_files
 from stores.weights.model_folder import check_model_files, knows_all_tensors, vocabulary_rows
 
 
@@ -44,6 +43,8 @@ def check_model_folder(folder: Path) -> CheckedFolder:
             "masked when turns are sampled and trained on"
         )
     if all(find_spec(name) is not None for name in ("tokenizers", "jinja2")):
+        from serve_apps.chat.chat_files import check_chat_files  # needs tokenizers
+
         notes += check_chat_files(folder, vocab_size=shape.get("vocab_size"))
     else:
         notes.append("tokenizer and chat template were not looked at: tokenizers or jinja2 is not installed")
