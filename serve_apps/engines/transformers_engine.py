@@ -110,7 +110,7 @@ class TransformersEngine(Engine):
         await self._in_thread(lambda: self._model.to("cpu"))
 
     async def wake(self) -> None:
-        """See `Engine`."""
+        """Moves the weights back, and lets requests go on."""
         await self._in_thread(lambda: self._model.to(self._device))
         self._is_awake.set()
 

@@ -31,7 +31,7 @@ class EngineSleep:
     """Puts one engine to sleep and wakes it. Every method raises EngineDeadError when the engine is gone."""
 
     def __init__(self, engine: Engine) -> None:
-        """Changes nothing yet."""
+        """Takes the engine as it is, awake."""
         self._engine = engine
         self._until: float | None = None
         self._should_sleep = False

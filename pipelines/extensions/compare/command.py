@@ -1,4 +1,4 @@
-"""command: `troupe compare`."""
+"""command: `troupe compare`, the team against one agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""command: `troupe why`."""
+"""command: `troupe why`, the turn that decided an episode."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ would drop them: an engine whose training failed would have to load its old vers
 
 
 class VllmEngine(Engine):
-    """One `AsyncLLM`."""
+    """The engine over one `AsyncLLM`, vLLM's own process."""
 
     def __init__(self, settings: ServeConfig, folder: Path, *, version: int, room: AdapterRoom | None = None) -> None:
         """Starts the engine; see `Engine`."""
@@ -64,7 +64,7 @@ class VllmEngine(Engine):
 
     @classmethod
     def environment(cls, settings: ServeConfig, *, threads: int) -> dict[str, str]:
-        """See `engine_environment`."""
+        """See `engine_environment`, which says why each is needed."""
         return engine_environment(settings, threads=threads)
 
     async def begin(self) -> None:
@@ -162,18 +162,18 @@ class VllmEngine(Engine):
             await self._llm.sleep(level=SLEEP_LEVEL, mode="keep")
 
     async def wake(self) -> None:
-        """See `Engine`."""
+        """See `Engine`; vLLM does it."""
         with _deaths():
             await self._llm.wake_up()
 
     async def free_bytes(self) -> list[int]:
-        """Asks every worker."""
+        """Returns what each worker has free, in bytes."""
         with _deaths():
             free: list[int] = await self._llm.collective_rpc("troupe_free_bytes")
         return free
 
     async def health(self) -> None:
-        """See `Engine`."""
+        """See `Engine`; vLLM does it."""
         with _deaths():
             await self._llm.check_health()
 
