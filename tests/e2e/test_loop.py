@@ -62,7 +62,8 @@ def test_a_run_ends_with_a_report_that_has_every_figure(undisturbed: Run) -> Non
     assert len(report["waits"]) == 3 and "Who worked, who waited" in page
     events = json.loads((Path(undisturbed.folder) / "timeline.json").read_text())["traceEvents"]
     lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert lanes == {"iterations", "stages", "engine team", "trainer team", "collectors"}
+    stages = {f"stage {name}" for name in ("collect", "score", "train team", "sync", "evaluate", "promote")}
+    assert lanes == {"iterations", "engine team", "trainer team", "collectors", *stages}
     slices = {event["name"] for event in events if event["ph"] == "X"}
     assert slices >= {"iteration 1", "iteration 2", "collect", "calls", "load", "read", "learn", "store"}
 

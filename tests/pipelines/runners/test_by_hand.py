@@ -98,10 +98,10 @@ def test_each_watching_plays_every_section_and_a_repeated_one_keeps_its_episodes
     assert {name: section["accuracy"] for name, section in found["sections"].items()} == {"test": 1.0, "sentinel": 0.5}
     assert played == {"t0": 2, "t1": 2}
 
-    def killed(tasks: Sequence[Task], **more: Any) -> Sampled:
+    def killed(tasks: Sequence[Task], *by: Any, **more: Any) -> Sampled:
         if tasks[1].answers == ("6",):
             raise KeyboardInterrupt
-        return sampled(tasks, **more)
+        return sampled(tasks, *by, **more)
 
     sampled = played_module.sample_episodes
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
