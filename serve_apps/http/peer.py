@@ -32,6 +32,7 @@ PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed."""
 REFUSED_REQUEST = frozenset({400, 413, 414, 422})
 MAX_ANSWER_BYTES = 16 << 20
+PACKINGS = frozenset({"gzip", "deflate", "br", "zstd", "compress"})
 KEEPALIVE_S = 2.0
 """How long a connection is kept for the next request: less than servers keep it, which would close it just then."""
 LONGEST_RETRY_AFTER_S = 60.0
@@ -158,9 +159,10 @@ def fault_of(status: int) -> Fault:
 
 
 def read_json(content: str | bytes) -> Any:
-    """Reads JSON of a peer; ValueError shows its beginning. Bytes are UTF-8, whatever a head says of them."""
+    """Reads JSON of a peer; ValueError shows its beginning. Bytes are UTF-8, whatever a head says, with or without its mark."""
     try:
-        return json.loads(content if isinstance(content, str) else content.decode())
+        text = content if isinstance(content, str) else content.decode()
+        return json.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError):
         shown = content[:200] if isinstance(content, str) else content[:200].decode(errors="replace")
         raise ValueError(f"an answer that is not JSON: {shown!r}") from None
@@ -215,7 +217,8 @@ class _Bounded(httpx2.SyncByteStream, httpx2.AsyncByteStream):
 
 def _bound(response: httpx2.Response, *, max_bytes: int, within_s: float) -> None:
     """Limits what is read of an answer; a stream of events has no end, and its reader limits the events."""
-    if (packing := response.headers.get("content-encoding", "identity")) != "identity":
+    packing = response.headers.get("content-encoding", "")
+    if not PACKINGS.isdisjoint(name.strip() for name in packing.lower().split(",")):
         raise BadAnswer(f"an answer packed as {packing[:20]!r}, which was not asked for")
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         response.stream = _Bounded(response.stream, max_bytes=max_bytes, within_s=within_s)

@@ -124,7 +124,7 @@ class HttpRetriever:
         body, fault, num_faults = self._payload(queries, top_k), "no attempt was made", 0
         refusals: dict[str, PeerError] = {}
         try:
-            async with asyncio.timeout(self.deadline_s), self._room:
+            async with asyncio.timeout(self.deadline_s) as limit, self._room:
                 while num_faults < self.max_attempts and len(refusals) < len(self._endpoints):
                     endpoint, asked_s = self._choose(refusals), 0.0
                     count_attempt()
@@ -141,7 +141,8 @@ class HttpRetriever:
                             asked_s = error.retry_after_s if len(self._endpoints) == 1 else 0.0
                         fault = f"{endpoint.url}: {error}"
                     pause = pause_s(num_faults, first_s=PAUSE_S, longest_s=MAX_PAUSE_S)
-                    await asyncio.sleep(max(asked_s, pause))
+                    left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
+                    await asyncio.sleep(asked_s if pause < asked_s < left_s else pause)
                     num_faults += 1
         except TimeoutError:
             raise ToolFault(f"no documents within {self.deadline_s:g} s; last {fault}") from None

@@ -16,12 +16,12 @@ import pytest
 from pipelines.cluster.job_api import ClusterUnreachable, JobApi
 from serve_apps.authoring.agent import AuthorError, ToolError, ToolFault
 from serve_apps.authoring.environment import Environment
-from serve_apps.http.peer import AsyncPeer, Fault, Peer, PeerError, fault_of, pause_s
+from serve_apps.http.peer import AsyncPeer, Fault, Peer, PeerError, fault_of, pause_s, read_json
 from serve_apps.tools.mcp_server import McpServer
 from serve_apps.tools.mcp_session import Session
 from serve_apps.tools.retriever import HttpRetriever
 from serve_apps.worlds.openenv import openenv_session, reach
-from tests.serve_apps.http.hostile_peer import ANSWERS, PAGE, WAYS, HostilePeer, hostile_peer, text_frame
+from tests.serve_apps.http.hostile_peer import ANSWERS, PAGE, WAYS, HostilePeer, answer, hostile_peer, text_frame
 
 pytestmark = pytest.mark.test
 
@@ -192,6 +192,18 @@ def test_a_server_that_closes_connections_without_a_word_is_asked_as_any_other()
         assert [row[0].contents for row in asyncio.run(run())] == ["a", "a", "a"]
 
 
+@pytest.mark.parametrize("encoding", ["", "Identity", "utf-8", "GZIP", "identity, br"])
+def test_only_packed_answers_are_refused_for_their_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ANSWERS, "names an encoding", answer(b"[7]", more=f"Content-Encoding: {encoding}\r\n"))
+    with hostile_peer("names an encoding") as server:
+        found = fault(lambda: Peer(server.url, timeout_s=1).ask("GET", server.url))
+    assert found == (PEERS if encoding in ("GZIP", "identity, br") else "none")
+
+
+def test_json_may_begin_with_the_mark_of_utf_8() -> None:
+    assert read_json(b"\xef\xbb\xbf[7]") == read_json("\ufeff[7]") == [7]
+
+
 def test_a_wish_to_be_asked_later_is_kept_to() -> None:
     busy = ANSWERS["is busy"].replace(b"Retry-After: 0", b"Retry-After: 7")
     ANSWERS["is busy for 7 s"] = busy
@@ -201,6 +213,15 @@ def test_a_wish_to_be_asked_later_is_kept_to() -> None:
     finally:
         del ANSWERS["is busy for 7 s"]
     assert raised.value.retry_after_s == 7
+
+
+def test_a_retriever_that_wishes_more_time_than_is_left_is_asked_after_its_own_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(ANSWERS, "is busy for long", ANSWERS["is busy"].replace(b"After: 0", b"After: 60"))
+    with hostile_peer("is busy for long") as server, pytest.raises(ToolFault, match="no documents after 2 attempts"):
+        search(server)
+    assert server.num_requests == 2
 
 
 def test_statuses_and_pauses() -> None:
