@@ -22,6 +22,8 @@ from stores.urls import is_loopback
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 REQUEST_TIMEOUT_S = 30.0
+LOG_TIMEOUT_S = 1800.0
+"""For all of a log, which may be long, over a slow line; it may be silent for as long as any other answer."""
 MAX_LOG_BYTES = 1 << 30
 """Bytes of an answer: it may be all that a job has printed."""
 
@@ -78,7 +80,7 @@ class JobApi:
 
     def log(self, submission_id: str) -> str:
         """All that a job has printed so far; empty where it has not begun, or its log is out of reach."""
-        answer = self._ask("GET", f"/api/jobs/{submission_id}/logs", accepts=range(600))
+        answer = self._ask("GET", f"/api/jobs/{submission_id}/logs", accepts=range(600), answer_s=LOG_TIMEOUT_S)
         return str(self._json(answer).get("logs") or "") if answer.status == 200 else ""
 
     def submit(self, request: Mapping[str, Any]) -> bool:

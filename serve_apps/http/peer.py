@@ -86,16 +86,21 @@ class Peer:
             **_settings([url], is_ours=is_ours),
             timeout=timeout_s,
             limits=httpx2.Limits(max_keepalive_connections=0),
-            event_hooks={"response": [partial(_bound, max_bytes=max_bytes, within_s=timeout_s)]},
+            event_hooks={"response": [partial(_bound, max_bytes=max_bytes)]},
         )
 
-    def ask(self, method: str, url: str, *, accepts: Collection[int] = (200,), **request: Any) -> Answer:
+    def ask(
+        self, method: str, url: str, *, accepts: Collection[int] = (200,), answer_s: float | None = None, **request: Any
+    ) -> Answer:
         """Returns an answer with one of these statuses; PeerError. A server that drips may take `timeout_s` twice.
 
-        Args: request: what httpx2 takes: `content`, `json`, `headers`.
+        Args:
+            answer_s: for all of a long answer, in place of `timeout_s`, which limits each silence in it all the same.
+            request: what httpx2 takes: `content`, `json`, `headers`.
         """
         with _told(self._timeout_s):
-            response = self._client.request(method, url, **request)
+            within_s = {"within_s": answer_s or self._timeout_s}
+            response = self._client.request(method, url, extensions=within_s, **request)
         return _accepted(response, accepts)
 
 
@@ -141,7 +146,7 @@ def async_client(
 
     async def bound(response: httpx2.Response) -> None:
         if max_bytes is not None:
-            _bound(response, max_bytes=max_bytes, within_s=float("inf"))
+            _bound(response, max_bytes=max_bytes)
 
     return httpx2.AsyncClient(
         **_settings(urls, is_ours=is_ours, headers=headers),
@@ -215,12 +220,13 @@ class _Bounded(httpx2.SyncByteStream, httpx2.AsyncByteStream):
         return part
 
 
-def _bound(response: httpx2.Response, *, max_bytes: int, within_s: float) -> None:
+def _bound(response: httpx2.Response, *, max_bytes: int) -> None:
     """Limits what is read of an answer; a stream of events has no end, and its reader limits the events."""
     packing = response.headers.get("content-encoding", "")
     if not PACKINGS.isdisjoint(name.strip() for name in packing.lower().split(",")):
         raise BadAnswer(f"an answer packed as {packing[:20]!r}, which was not asked for")
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        within_s = response.request.extensions.get("within_s", float("inf"))
         response.stream = _Bounded(response.stream, max_bytes=max_bytes, within_s=within_s)
 
 
@@ -240,6 +246,11 @@ def _told(timeout_s: float) -> Iterator[None]:
         raise PeerError(f"the request cannot be sent: {error}", "caller") from None
     except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
         raise PeerError(f"no address: {error}", "address") from None
+    except UnicodeEncodeError as error:  # its text would show a part of a token
+        where = f"at {error.start} stands a sign that is not in {error.encoding}"
+        if error.encoding == "ascii":
+            raise PeerError(f"the request cannot be sent: in a header, {where}", "caller") from None
+        raise PeerError(f"the request cannot be sent: in its body, {where}", "request") from None
     except httpx2.HTTPError as error:
         raise PeerError(f"{type(error).__name__}: {error}", "peer") from None
 

@@ -75,6 +75,10 @@ class HostilePeer:
                 connection.sendall(ANSWERS[self.way])
             elif self.way == "closes connections that it kept":
                 connection.sendall(answer(self.content))
+            elif self.way == "answers slowly":
+                for start in range(0, len(whole := answer(self.content)), 100):
+                    connection.sendall(whole[start : start + 100])
+                    self._is_over.wait(0.1)
             else:
                 self._go_on(connection.sendall)
 

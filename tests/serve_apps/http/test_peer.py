@@ -204,6 +204,27 @@ def test_json_may_begin_with_the_mark_of_utf_8() -> None:
     assert read_json(b"\xef\xbb\xbf[7]") == read_json("\ufeff[7]") == [7]
 
 
+def test_a_sign_that_cannot_be_sent_is_a_fault_of_the_token_or_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hostile_peer("is busy") as server:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "secr\N{LATIN SMALL LETTER A WITH DIAERESIS}t")
+        with pytest.raises(ValueError, match=f"{server.url}: .* in a header, at 11 .*RAY_AUTH_TOKEN") as raised:
+            JobApi(server.url).jobs()
+        assert "secr" not in str(raised.value)
+        assert fault(lambda: Peer(server.url, timeout_s=1).ask("POST", server.url, json="\ud800")) == REQUEST
+        assert server.num_requests == 0
+
+
+def test_a_log_may_take_longer_than_any_other_answer_but_be_no_longer_silent() -> None:
+    content = json.dumps({"logs": "x" * 2000}).encode()
+    with hostile_peer("answers slowly", content=content) as server:
+        api = JobApi(server.url, timeout_s=1)
+        assert api.log("job") == "x" * 2000
+        with pytest.raises(ClusterUnreachable, match="timed out"):
+            api.job("job")
+    with hostile_peer("stalls") as server, pytest.raises(ClusterUnreachable, match="timed out"):
+        JobApi(server.url, timeout_s=0.3).log("job")
+
+
 def test_a_wish_to_be_asked_later_is_kept_to() -> None:
     busy = ANSWERS["is busy"].replace(b"Retry-After: 0", b"Retry-After: 7")
     ANSWERS["is busy for 7 s"] = busy
