@@ -9,6 +9,7 @@ maintain_stores   maintain: troupe maintain                                     
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ def evaluate_team(run: ScheduledRun) -> DAG:
         run,
         "evaluate_team",
         what=f"The champion of {name} on test and sentinel tasks",
-        doc=str(evaluate_team.__doc__),
+        doc=str(inspect.getdoc(evaluate_team)),
         cron=run.settings.evaluate,
         params={"team": _team("champion", "candidate")},
     ) as dag:
@@ -56,7 +57,7 @@ def roll_out_team(run: ScheduledRun) -> DAG:
         run,
         "roll_out_team",
         what=f"Raise a team version of {name} step by step to all requests, or send it back",
-        doc=str(roll_out_team.__doc__),
+        doc=str(inspect.getdoc(roll_out_team)),
         params={"team": _team("candidate")},
     ) as dag:
         canary = team_job(run, "canary", arguments=[f"{name}@{{{{ params.team }}}}", "--auto"])
@@ -74,7 +75,7 @@ def promote_team(run: ScheduledRun) -> DAG:
         run,
         "promote_team",
         what=f"Make a team version of {name} the champion",
-        doc=str(promote_team.__doc__),
+        doc=str(inspect.getdoc(promote_team)),
         params={"team_version": version, "reason": REASON},
     ) as dag:
         approve = ApprovalOperator(
@@ -101,7 +102,7 @@ def rollback_team(run: ScheduledRun) -> DAG:
         run,
         "rollback_team",
         what=f"Make an earlier champion of {name} the champion again",
-        doc=str(rollback_team.__doc__),
+        doc=str(inspect.getdoc(rollback_team)),
         params={"to": to, "reason": REASON},
     ) as dag:
         approve = ApprovalOperator(
@@ -123,7 +124,7 @@ def maintain_stores(run: ScheduledRun) -> DAG:
         run,
         "maintain_stores",
         what=f"Compaction, retention and orphans of {name}",
-        doc=str(maintain_stores.__doc__),
+        doc=str(inspect.getdoc(maintain_stores)),
         cron=run.settings.maintain,
         params={"dry_run": dry_run},
     ) as dag:

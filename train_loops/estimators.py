@@ -44,8 +44,12 @@ class Estimator:
         return _opened(self.function)(rows, settings)
 
     def metrics(self, rows: Any, settings: Any) -> dict[str, float]:
-        """Returns its own figures of an iteration's rows."""
-        return _opened(self.figures)(rows, settings) if self.figures else {}
+        """Returns its own figures of an iteration's rows; ValueError for one that is no number."""
+        own = _opened(self.figures)(rows, settings) if self.figures else {}
+        try:
+            return {name: float(value) for name, value in own.items()}
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"train.algorithm: a figure of the estimator is no number: {error}, in {own}") from None
 
 
 def _in(file: str, function: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pipelines.figures.figure import Figure, base_name
 from pipelines.figures.of_episodes import EPISODE_FIGURES, FAILURES, FEEDBACK
@@ -80,4 +81,12 @@ def figures_of(
                 values[f"{figure.name}/{agent}"] = figure.of_agent(own)
     if trace.is_outcome and feedback is not None:
         values[FEEDBACK] = feedback
-    return {name: value for name, value in values.items() if not math.isnan(value)}
+    numbers = {name: _number(name, value) for name, value in values.items()}
+    return {name: value for name, value in numbers.items() if not math.isnan(value)}
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"figure {name} of an episode is no number: {error}; return nan where there is none") from None

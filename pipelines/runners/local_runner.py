@@ -246,6 +246,8 @@ class _TrainerLane:
     def _interruptibly(self, run: Run, step: Step) -> None:
         self._thread = threading.current_thread()
         try:
+            if self._is_over:  # it ended between the last look at it and now, when there was no thread to interrupt
+                raise _Over
             self._do(run, step)
         finally:  # while it waits, it ends by itself
             self._thread = None

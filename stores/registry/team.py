@@ -39,7 +39,7 @@ class Team(Record):
     code: Mapping[str, str] = field(default_factory=dict)
     """The user's own modules, path -> text: workflow, credit rule and what they import. What is installed is no part of it."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """The data it was trained on, who made it, commits: see `pipelines/run/provenance.py`; JSON values."""
+    """The data it was trained on, who made it, commits: see `pipelines/stages/promote.py`; JSON values."""
 
     @property
     def sha256(self) -> str:

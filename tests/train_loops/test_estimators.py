@@ -37,6 +37,8 @@ def infinite(rows, settings):
     return np.full(len(rows.scores), np.inf)
 
 grouped = Estimator(function=halved, compares="turns", figures=lambda rows, settings: {"train/seen": len(rows.scores)})
+numpys = Estimator(function=halved, figures=lambda rows, settings: {"train/seen": np.float32(len(rows.scores))})
+worded = Estimator(function=halved, figures=lambda rows, settings: {"train/seen": "two"})
 without = Estimator(compares="turns")
 Halved = Estimator
 number = 3
@@ -69,6 +71,9 @@ def test_an_estimator_that_declares_what_it_needs_has_it_checked() -> None:
     config = TrainConfig.model_validate({"algorithm": "own_estimators:grouped", "advantage": {"group_by": "task"}})
     assert config.estimator.compares == "turns"
     assert signal("own_estimators:grouped")[1] == {"train/seen": 2}
+    assert type(signal("own_estimators:numpys")[1]["train/seen"]) is float, "as JSON has it"
+    with pytest.raises(ValueError, match=r"train\.algorithm: a figure of the estimator is no number: .*'two'"):
+        signal("own_estimators:worded")
     with pytest.raises(ValidationError, match="algorithm 'own_estimators:halved' compares no groups"):
         TrainConfig.model_validate({"algorithm": "own_estimators:halved", "advantage": {"group_by": "task"}})
 

@@ -9,13 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from records import MakeTrace
 
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.config.sections import GuardsConfig, TrafficGuardsConfig, WatchFloorsConfig
 from pipelines.evaluation.guards import check_guards
-from pipelines.figures.registry import FIGURES, figure_of, with_own
+from pipelines.figures.figure import Figure
+from pipelines.figures.registry import FIGURES, figure_of, figures_of, with_own
 from pipelines.monitoring.alarms import check_window
 from pipelines.monitoring.episode_metrics import Window, window_of
 from pipelines.stages.score import _own_figures
@@ -187,6 +189,16 @@ def test_a_value_that_is_missing_is_no_number(make_trace: MakeTrace) -> None:
     ended = replace(trace, turns=(), tool_calls=())
     assert math.isnan(FIGURES["format_share"].of_episode(ended))  # type: ignore[misc]
     assert FIGURES["completion_tokens"].of_episode(ended) == 0, "it counts in the guard as it did"  # type: ignore[misc]
+
+
+def test_a_value_that_is_no_number_is_refused_by_the_name_of_its_figure(make_trace: MakeTrace) -> None:
+    numpys = Figure(name="numpys", meaning="", worse="lower", changed="", of_episode=lambda trace: np.float32(0.5))
+    assert type(figures_of(make_trace(0), figures={"numpys": numpys})["numpys"]) is float
+    nothing: Any = Figure(name="nothing", meaning="", worse="lower", changed="", of_episode=lambda trace: None)
+    with pytest.raises(
+        ValueError, match=r"figure nothing of an episode is no number: .*; return nan where there is none"
+    ):
+        figures_of(make_trace(0), figures={"nothing": nothing})
 
 
 def test_the_means_of_ones_own_figures_are_part_of_the_scored_iteration(own: Path, make_trace: MakeTrace) -> None:
