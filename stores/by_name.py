@@ -14,7 +14,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
+from weakref import WeakKeyDictionary
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
@@ -24,6 +26,8 @@ from stores.team_code import TROUPE, import_module, is_installed
 HEAVY = ("torch", "vllm", "ray", "deepspeed", "transformers")
 """Libraries that may not be loaded where configs are parsed: by the command line's help, and by Airflow each minute."""
 
+_loaded_by: WeakKeyDictionary[ModuleType, list[str]] = WeakKeyDictionary()
+"""The heavy libraries that each module loaded when it was opened first: a second time it is in memory, and loads nothing."""
 _OF_EXTENSION = re.compile(r"(pipelines|serve_apps)\.extensions\.\w+")
 
 
@@ -48,7 +52,8 @@ def open_by_name(
         raise ValueError(f"{at}{path!r} is not of the form 'package.module:Name'")
     loaded = set(sys.modules)
     module = _imported(module_name, path, at)
-    if is_parsing and (heavy := [library for library in HEAVY if library in sys.modules.keys() - loaded]):
+    heavy = _loaded_by.setdefault(module, [library for library in HEAVY if library in sys.modules.keys() - loaded])
+    if is_parsing and heavy:
         raise ValueError(
             f"{at}importing {module_name!r} ({getattr(module, '__file__', None)}) loads {', '.join(heavy)}, which takes seconds "
             "wherever this config is read: import it within the function that needs it"
@@ -97,7 +102,7 @@ def check_settings(make: Callable[..., Any], settings: Mapping[str, Any], *, pla
     Keys are compared with its parameters, and values with their annotations, as JSON: a list fits a tuple, 1 fits a float, and "1" and
     true fit no number. Parameters without an annotation, or with one that no JSON value could fit, take anything.
     """
-    parameters = inspect.signature(make).parameters
+    parameters = inspect.signature(make, follow_wrapped=False).parameters  # a decorator may supply some itself
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     known = {
         name: parameter
@@ -112,11 +117,17 @@ def check_settings(make: Callable[..., Any], settings: Mapping[str, Any], *, pla
         raise ValueError(f"{place}: {', '.join(map(repr, missing))} missing: {name} needs it")
     hints = _hints(make)
     for key, value in settings.items():
-        if key in known and key in hints:
+        if key in known and key in hints and not _is_same(value, known[key].default):
             _check_value(value, hints[key], f"{place}.{key}")
 
 
+def _is_same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and bool(value == default))
+
+
 def _check_value(value: Any, annotation: Any, place: str) -> None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # JSON has one kind of number
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
@@ -124,13 +135,22 @@ def _check_value(value: Any, annotation: Any, place: str) -> None:
     except TypeError:
         return  # an object of a caller in Python, and none of a config
     try:
-        TypeAdapter(annotation).validate_json(text, strict=True)
+        adapter = TypeAdapter(annotation)
+        if not _holds_code(adapter.core_schema):
+            adapter.validate_json(text, strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
         inner = "".join(f".{part}" for part in fault["loc"] if isinstance(part, int) or part in str(value))
         raise ValueError(f"{place}{inner}: {fault['msg']} (got {fault['input']!r})") from None
     except (PydanticUserError, PydanticUndefinedAnnotation):
         return
+
+
+def _holds_code(schema: Any) -> bool:
+    """Returns whether a function or a class fits somewhere, which a config can only name by a text."""
+    if isinstance(schema, Mapping):
+        return schema.get("type") in ("callable", "is-subclass") or any(map(_holds_code, schema.values()))
+    return isinstance(schema, (list, tuple)) and any(map(_holds_code, schema))
 
 
 def _hints(make: Callable[..., Any]) -> dict[str, Any]:

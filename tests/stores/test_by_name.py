@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,13 +27,18 @@ class Rule:
     count: int | None = None
     embed: Callable[[str], str] | None = None
     parts: Mapping[str, float] | None = None
+    limit: float = None  # type: ignore[assignment]
+    kinds: type[int] | None = None
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"mode": "sum", "rat": 1}, r"here: unknown key 'rat': did you mean 'rate'\?"),
-        ({"mode": "sum", "zzz": 1}, "here: unknown key 'zzz': Rule takes mode, rate, agents, count, embed, parts"),
+        (
+            {"mode": "sum", "zzz": 1},
+            "here: unknown key 'zzz': Rule takes mode, rate, agents, count, embed, parts, limit, kinds",
+        ),
         ({}, "here: 'mode' missing: Rule needs it"),
         ({"mode": "max"}, r"here\.mode: Input should be 'sum' or 'mean' \(got 'max'\)"),
         ({"mode": "sum", "rate": 2}, r"here\.rate: Input should be less than or equal to 1 \(got 2"),
@@ -54,8 +60,22 @@ def test_settings_that_a_class_does_not_take_are_refused_with_place_and_fix(
 def test_settings_are_read_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """An integer fits a number, a list a sequence; what cannot be written in a config is not judged."""
     check_settings(Rule, {"mode": "sum", "rate": 1, "agents": ["a"], "count": None, "embed": str}, place="here")
+    check_settings(
+        Rule, {"mode": "sum", "limit": None, "embed": "my:f", "kinds": "my:Kind", "count": 2.0}, place="here"
+    )
     check_settings(lambda **anything: anything, {"a": object()}, place="here")
     check_settings(lambda a: a, {"a": {"of": "any"}}, place="here")
+
+
+def test_what_a_decorator_supplies_is_not_missing() -> None:
+    def make(rate: float, extra: object) -> tuple[float, object]:
+        return rate, extra
+
+    @wraps(make)
+    def supplied(*arguments: Any, **settings: Any) -> tuple[float, object]:
+        return make(*arguments, extra=3, **settings)
+
+    check_settings(supplied, {"rate": 0.5}, place="here")
 
 
 @pytest.mark.parametrize(
@@ -80,8 +100,9 @@ def test_what_does_not_open_is_refused_with_its_line(
     monkeypatch.syspath_prepend(tmp_path)
     for module in [name for name in sys.modules if name == "a_rule" or name.partition(".")[0] == "torch"]:
         monkeypatch.delitem(sys.modules, module)
-    with pytest.raises(ValueError, match=message):
-        open_by_name("a_rule:Rule", place="here", wanted="a rule", fits=callable, is_parsing=True)
+    for _ in range(2):  # a module that was refused is in memory, and refused again
+        with pytest.raises(ValueError, match=message):
+            open_by_name("a_rule:Rule", place="here", wanted="a rule", fits=callable, is_parsing=True)
     sys.modules.pop("torch", None)
 
 
