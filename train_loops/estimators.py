@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from stores.by_name import open_by_name
 
@@ -26,7 +26,7 @@ class Estimator:
     """What it compares among the episodes of a task: then a task is played more than once."""
     needs_siblings: bool = False
     """Whether it does nothing at all where a task is played once, whatever a group of one is given."""
-    variants: str = ""
+    variants: Literal["", "greedy", "counterfactual", "leave_one_out"] = ""
     """The kind of variants (`collect.variants`) that its rows are held against, as `rows.baselines`."""
     takes_increments: bool = True
     """Whether rewards may be parts of the outcome."""
@@ -93,7 +93,22 @@ def estimator_of(algorithm: str) -> Estimator:
         meant = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(ESTIMATORS)}"
         raise ValueError(f"no estimator of this name: {meant} One of your own is 'module:name', {FORM}")
     found = open_by_name(algorithm, place="", wanted=FORM, fits=_is_estimator, is_parsing=True)
-    return found if isinstance(found, Estimator) else Estimator(function=found)
+    if not isinstance(found, Estimator):
+        return Estimator(function=found)
+    _check_own(found)
+    return found
+
+
+def _check_own(own: Estimator) -> None:
+    if own.critic:
+        raise ValueError(
+            f"critic={own.critic!r}: a critic's values are turned into advantages by GAE, and the function of your own would not be "
+            "called: drop `critic`, or take an algorithm with a critic (ppo, ippo, mappo, happo)"
+        )
+    for key, hint in get_type_hints(Estimator).items():
+        allowed = get_args(hint) if get_origin(hint) is Literal else ()
+        if allowed and getattr(own, key) not in allowed:
+            raise ValueError(f"{key}={getattr(own, key)!r}: allowed are {', '.join(map(repr, allowed))}")
 
 
 def _is_estimator(found: Any) -> bool:

@@ -40,6 +40,9 @@ grouped = Estimator(function=halved, compares="turns", figures=lambda rows, sett
 numpys = Estimator(function=halved, figures=lambda rows, settings: {"train/seen": np.float32(len(rows.scores))})
 worded = Estimator(function=halved, figures=lambda rows, settings: {"train/seen": "two"})
 without = Estimator(compares="turns")
+uncalled = Estimator(function=halved, critic="model_group")
+gredy = Estimator(function=halved, variants="gredy")
+episode = Estimator(function=halved, compares="episode")
 Halved = Estimator
 number = 3
 """
@@ -90,6 +93,12 @@ def test_an_estimator_that_declares_what_it_needs_has_it_checked() -> None:
         ("own_estimators:number", r"is of type int, and must be a function of \(rows, settings\)"),
         ("own_estimators:Halved", r"is the class Estimator, and must be a function of \(rows, settings\)"),
         ("own_estimators:without", r"is of type Estimator, and must be .*an Estimator with one"),
+        (
+            "own_estimators:uncalled",
+            "critic='model_group': .*the function of your own would not be called: drop `critic`",
+        ),
+        ("own_estimators:gredy", "variants='gredy': allowed are '', 'greedy', 'counterfactual', 'leave_one_out'"),
+        ("own_estimators:episode", "compares='episode': allowed are '', 'turns', 'episodes'"),
     ],
 )
 def test_what_is_no_estimator_is_refused_where_the_config_is_parsed(algorithm: str, message: str) -> None:
