@@ -10,7 +10,9 @@ imports none of them by name (an import contract), and runs its tests without th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -19,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from stores.by_name import open_by_name
+
+logger = logging.getLogger(__name__)
 
 GROUP = "troupe.extensions"
 HOMES = ("pipelines.extensions", "serve_apps.extensions")
@@ -45,29 +49,47 @@ class Extension:
 def extensions() -> tuple[Extension, ...]:
     """Returns the extensions that are there, Troupe's own first, by name.
 
+    A package whose extension does not load, is no `Extension`, or has a section that another one has, is left out.
+
     Raises:
-        ValueError: one does not load, is no `Extension`, or has a section that another one has.
+        ValueError: one of Troupe's own does not load.
     """
     found = [_opened(f"{home}.{name}.extension:EXTENSION") for home in HOMES for name in _folders(home)]
-    found += [_opened(point.value) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
-    owners: dict[str, str] = {}
-    for extension in found:
-        for section in extension.sections:
-            if section in owners:
-                raise ValueError(
-                    f"extensions {owners[section]!r} and {extension.name!r} both have the config section {section!r}: uninstall one"
-                )
-            owners[section] = extension.name
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        with left_out_if_broken(f"package {point.dist.name if point.dist else point.module}"):
+            extension = _opened(point.value)
+            for other in found:
+                for section in other.sections.keys() & extension.sections.keys():
+                    raise ValueError(
+                        f"extensions {other.name!r} and {extension.name!r} both have the config section {section!r}: uninstall one"
+                    )
+            found.append(extension)
     return tuple(found)
 
 
-def section_models() -> dict[str, Any]:
-    """Returns the settings class of every config section that an extension adds."""
-    return {
-        section: open_by_name(path, place=f"extension {extension.name}, section {section}", is_parsing=True)
-        for extension in extensions()
-        for section, path in extension.sections.items()
-    }
+def section_models(core: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the settings class of every config section that an extension adds; one that does not load is left out.
+
+    So is one with the name of a section in `core`, which it would replace.
+    """
+    models: dict[str, Any] = {}
+    for extension in extensions():
+        for section, path in extension.sections.items():
+            place = f"extension {extension.name}, section {section}"
+            with left_out_if_broken(place):
+                if section in core:
+                    raise ValueError(f"Troupe has a config section {section!r} itself: rename this one")
+                models[section] = open_by_name(path, place=place, is_parsing=True)
+    return models
+
+
+@contextmanager
+def left_out_if_broken(what: str) -> Iterator[None]:
+    """Logs one line about what another package does not do, so that whoever does not use it can go on."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever their code raises
+        logger.error("%s is left out: %s", what, " ".join(str(error).split()) or type(error).__name__)
 
 
 def _folders(home: str) -> list[str]:

@@ -37,7 +37,7 @@ from pipelines.cli.options import (
 )
 from pipelines.stages.table import STAGES, Step, stage_named
 from stores.by_name import open_by_name
-from stores.extensions import extensions
+from stores.extensions import extensions, left_out_if_broken
 from stores.types import EpisodeStatus, Purpose
 
 if TYPE_CHECKING:
@@ -337,7 +337,8 @@ tools.add_to(app)
 new_team.add_to(app)
 for _extension in extensions():
     if _extension.commands:
-        open_by_name(_extension.commands, place=f"extension {_extension.name}")(app)
+        with left_out_if_broken(f"extension {_extension.name}"):
+            open_by_name(_extension.commands, place="its commands")(app)
 
 
 def _check(config: RunConfig) -> None:

@@ -30,7 +30,7 @@ else:  # what an extension adds is known only where it is installed
         __base__=RunSections,
         **{
             name: (model | None, Field(None, description=model.__doc__, json_schema_extra=NOT_IDENTITY))
-            for name, model in section_models().items()
+            for name, model in section_models({*RunSections.model_fields, *dir(RunSections)}).items()
         },
     )
 

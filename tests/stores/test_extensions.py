@@ -56,13 +56,14 @@ def test_the_section_of_each_of_troupes_own_extensions_is_known_where_it_is_not_
 
 
 def test_a_package_adds_an_extension_by_its_entry_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "their_extension.py").write_text(
         "from stores.extensions import Extension\nfrom stores.settings import Settings\n"
         "class Theirs(Settings):\n    level: int = 3\n"
         "EXTENSION = Extension(name='theirs', sections={'theirs': 'their_extension:Theirs'})\n"
         "TWICE = Extension(name='twice', sections={'theirs': 'their_extension:Theirs'})\n"
+        "WATCH = Extension(name='watcher', sections={'watch': 'their_extension:Theirs'})\n"
         "NONE = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -75,11 +76,15 @@ def test_a_package_adds_an_extension_by_its_entry_point(
     installed("EXTENSION")
     assert section_models()["theirs"]().level == 3
     installed("EXTENSION", "TWICE")
-    with pytest.raises(ValueError, match="extensions 'theirs' and 'twice' both have the config section 'theirs'"):
-        extensions()
-    installed("NONE")
-    with pytest.raises(ValueError, match=r"extension their_extension:NONE: .*must be a stores\.extensions\.Extension"):
-        extensions()
+    assert section_models()["theirs"]().level == 3
+    assert "extensions 'theirs' and 'twice' both have the config section 'theirs': uninstall one" in caplog.text
+    installed("WATCH")
+    assert section_models().keys() - section_models({"watch"}).keys() == {"watch"}
+    assert "watcher, section watch is left out: Troupe has a config section 'watch' itself: rename" in caplog.text
+    installed("NONE", "absent")
+    assert all(extension.name != "theirs" for extension in extensions())
+    assert "package their_extension is left out: extension their_extension:NONE: " in caplog.text
+    assert "must be a stores.extensions.Extension" in caplog.text and "has no 'absent'" in caplog.text
     assert Extension(name="a").commands == ""
 
 
