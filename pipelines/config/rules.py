@@ -9,7 +9,7 @@ from pathlib import Path
 from pipelines.config import training_rules as training
 from pipelines.config.messages import near
 from pipelines.config.run_sections import RunSections
-from pipelines.figures.registry import FIGURES, own_name
+from pipelines.figures.registry import FIGURES, METRICS, own_name
 from stores.types import FILTERS
 
 DOTTED_PATH = re.compile(r"[\w.]+:\w+")
@@ -261,12 +261,14 @@ def overlapping_stages_do_not_exclude_each_other(config: RunSections) -> None:
 
 def own_figures_have_names(config: RunSections) -> None:
     """Each path of `evaluate.figures` has a name that no other figure has."""
-    known = set(FIGURES)
+    known = {*FIGURES, *METRICS}
     for number, path in enumerate(config.evaluate.figures):
         if DOTTED_PATH.fullmatch(path) is None:
             raise ValueError(f"evaluate.figures.{number}: {path!r} is not of the form 'package.module:name'")
         if own_name(path) in known:
-            raise ValueError(f"evaluate.figures.{number}: there is a figure {own_name(path)!r} already: rename yours")
+            raise ValueError(
+                f"evaluate.figures.{number}: there is a figure or metric {own_name(path)!r} already: rename yours"
+            )
         known.add(own_name(path))
 
 

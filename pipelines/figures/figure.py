@@ -45,6 +45,8 @@ class Figure:
     """The change for the worse that `promote.guards` allows by default; infinite: any."""
     traffic_guard: float | None = None
     """The same for `traffic.guards`, of figures that the gateway counts for every answer."""
+    in_windows: Callable[[Trace], bool] | None = None
+    """Whether a stored episode is watched by it, where not each is that has a value: guards count them all."""
     floor: float | None = None
     """The least change that raises an alarm by default."""
     is_watched: bool = True

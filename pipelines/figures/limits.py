@@ -13,6 +13,7 @@ from pipelines.figures.of_episodes import INPUT_DRIFT
 from pipelines.figures.registry import FIGURES
 from stores.settings import Settings
 
+LEAST = "The least"
 Limit = Annotated[float, Field(ge=0)] | None
 
 
@@ -24,7 +25,7 @@ class FigureLimits(Settings):
 
     def of(self, name: str, default: float | None = None) -> float | None:
         """Returns the limit of a figure; `default` where nothing is said of it."""
-        limit: float | None = getattr(self, name, default)
+        limit: float | None = dict(self).get(name, default)
         return limit
 
 
@@ -42,6 +43,8 @@ def _section(
 
 def _description(figure: Figure, change: str) -> str:
     is_ratio = figure.compared_by == "ratio" and figure.name != INPUT_DRIFT
+    if figure.is_watched_both_ways and change == LEAST:
+        return f"{change} growth or fall of the {figure.meaning}, as a share of the usual value."
     way = "fall" if figure.worse == "lower" else "growth, 0.5 being half as much more," if is_ratio else "rise"
     return f"{change} {way} of the {figure.meaning}."
 
@@ -73,6 +76,6 @@ else:
         """This section sets the least change of each figure that raises an alarm, however certain it is; null: 0. A figure of one
         agent has the floor of the team's figure. A figure of `evaluate.figures` is a key, too.""",
         {name: figure.floor for name, figure in FIGURES.items()},
-        "The least",
+        LEAST,
         FigureLimits,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pipelines.figures.figure import Figure, base_name
@@ -15,6 +15,11 @@ from stores.types import EpisodeRewards, Trace
 Figures = Mapping[str, Figure]
 FIGURES: Figures = {figure.name: figure for figure in (*EPISODE_FIGURES, *TRAINING_FIGURES)}
 """By their names."""
+METRICS = (
+    *("reward", "tokens_per_s", "sync_seconds", "overhead_share", "sampling_seconds", "training_seconds"),
+    *("cost", "cost_multiplier", "credit_fidelity", "credit_inferred"),
+)
+"""What else an iteration's metrics hold: no figure of one's own may have such a name."""
 
 
 def figure_of(name: str, figures: Figures = FIGURES) -> Figure:
@@ -22,11 +27,11 @@ def figure_of(name: str, figures: Figures = FIGURES) -> Figure:
     return figures[base_name(name)]
 
 
-def with_own(paths: Iterable[str]) -> Figures:
-    """Returns Troupe's figures and those that `evaluate.figures` names.
+def with_own(paths: Iterable[str], *, guards: Collection[str] = ()) -> Figures:
+    """Returns Troupe's figures and those that `evaluate.figures` names; `guards` are the keys of `promote.guards`.
 
     ValueError, with place and fix, where a path does not import or loads a heavy library, or where what it names is no figure of that
-    name that an episode has.
+    name that an episode has, or a guard without a value of a played episode.
     """
     own: dict[str, Figure] = {}
     for number, path in enumerate(paths):
@@ -45,6 +50,11 @@ def with_own(paths: Iterable[str]) -> Figures:
             )
         if figure.of_episode is None and figure.of_rewards is None:
             raise ValueError(f"{place}: {path!r} has no value of an episode: give it `of_episode` or `of_rewards`")
+        if figure.of_episode is None and (figure.guard is not None or figure.name in guards):
+            raise ValueError(
+                f"{place}: {path!r} cannot be a guard, because the episodes of the gate have no rewards: give it `of_episode`, or drop "
+                f"its `guard` and promote.guards.{figure.name}"
+            )
         own[figure.name] = figure
     return {**FIGURES, **own}
 
@@ -71,7 +81,7 @@ def figures_of(
     agents = dict.fromkeys(turn.agent for turn in trace.turns)
     values: dict[str, float] = {}
     for figure in watched:
-        if figure.of_episode is not None:
+        if figure.of_episode is not None and (figure.in_windows is None or figure.in_windows(trace)):
             values[figure.name] = figure.of_episode(trace)
         if figure.of_rewards is not None and rewards is not None:
             values[figure.name] = figure.of_rewards(rewards)

@@ -41,7 +41,7 @@ def check(config: RunConfig) -> list[str]:
     _check_baselines(config, credit.kind)
     if hasattr(credit, "infer"):
         _check_inferred(config)
-    with_own(config.evaluate.figures)
+    with_own(config.evaluate.figures, guards=config.promote.guards.model_extra or ())
     if config.warmstart is not None and config.warmstart.demonstrator:
         open_by_name(config.warmstart.demonstrator, place="warmstart.demonstrator")
     forms = TaskForms(workflow)

@@ -40,6 +40,17 @@ def test_twice_the_tokens_break_the_guard_and_the_words_say_by_how_much(make_tra
     assert check_guards(new, old, config=GuardsConfig(**OFF)) == []
 
 
+def test_an_episode_that_does_not_act_counts_as_one_without_steps(make_trace: Make) -> None:
+    def acting(trace: Trace) -> Trace:
+        call = replace(trace.tool_calls[0], request={"world": 0, "step": "walk"}, response={"anchor": "a"}, error="")
+        return replace(trace, tool_calls=(call,) * 10)
+
+    idle = [make_trace(i) for i in range(40)]
+    old = [trace if i % 2 else acting(trace) for i, trace in enumerate(idle)]
+    (found,) = check_guards([acting(trace) for trace in idle], old, config=only(world_steps=0.5))
+    assert found.state == "broken" and found.found.mean == pytest.approx(2)
+
+
 def test_a_drop_of_the_format_is_seen_and_a_rise_is_welcome(make_trace: Make) -> None:
     old = [make_trace(i) for i in range(40)]
     broken = [replace(t, turns=tuple(replace(x, is_format_ok=i % 2 == 0) for x in t.turns)) for i, t in enumerate(old)]

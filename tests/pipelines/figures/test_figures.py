@@ -89,6 +89,8 @@ politeness = Figure(
 paid = Figure(name="payment", meaning="", worse="lower", changed="")
 payment = paid
 empty = Figure(name="empty", meaning="", worse="lower", changed="")
+rich = Figure(name="rich", meaning="", worse="lower", changed="", of_rewards=lambda rewards: rewards.outcome, guard=0.1)
+richer = Figure(name="richer", meaning="", worse="lower", changed="", of_rewards=lambda rewards: rewards.outcome)
 number = 3
 """
 
@@ -148,7 +150,8 @@ def test_a_limit_of_ones_own_figure_identifies_a_run() -> None:
         ),
         ({"watch.floors": {"turn": 0.1}}, r"unknown key 'watch\.floors\.turn': did you mean 'turns'\?"),
         ({"evaluate.figures": ["polite.politeness"]}, r"evaluate\.figures\.0: 'polite\.politeness' is not of the form"),
-        ({"evaluate.figures": ["polite:turns"]}, r"evaluate\.figures\.0: there is a figure 'turns' already"),
+        ({"evaluate.figures": ["polite:turns"]}, r"evaluate\.figures\.0: there is a figure or metric 'turns' already"),
+        ({"evaluate.figures": ["polite:reward"]}, r"there is a figure or metric 'reward' already: rename yours"),
     ],
 )
 def test_what_is_no_figure_is_refused_where_the_config_is_read(keys: dict[str, Any], message: str) -> None:
@@ -172,6 +175,30 @@ def test_a_path_that_leads_to_no_figure_is_refused_with_the_fix(own: Path, path:
         with_own([path])
 
 
+def test_a_guard_needs_a_value_of_the_episode(own: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"'polite:rich' cannot be a guard, because .*no rewards: give it `of_episode`"
+    ):
+        with_own(["polite:rich"])
+    assert "richer" in with_own(["polite:richer"])
+    with pytest.raises(ValueError, match=r"'polite:richer' cannot be a guard, .*drop .*promote\.guards\.richer"):
+        with_own(["polite:richer"], guards={"richer": 0.1})
+
+
+@pytest.mark.parametrize("name", ["copy", "json", "schema", "of"])
+def test_a_figure_may_be_called_as_a_method_of_the_section(name: str) -> None:
+    assert GuardsConfig().of(name, 0.3) == 0.3
+    assert GuardsConfig.model_validate({name: 0.1}).of(name) == 0.1
+
+
+def test_a_floor_says_in_which_directions_it_is_watched() -> None:
+    said = {name: field.description for name, field in WatchFloorsConfig.model_fields.items()}
+    end = ", as a share of the usual value."
+    assert said["entropy"] == f"The least growth or fall of the entropy of sampling in nats per token{end}"
+    assert said["turns"] == f"The least growth or fall of the turns of an episode{end}"
+    assert GuardsConfig.model_fields["turns"].description.startswith("The largest allowed growth, 0.5")  # type: ignore[union-attr]
+
+
 def test_a_module_that_loads_a_heavy_library_is_refused_with_its_file(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,15 +207,18 @@ def test_a_module_that_loads_a_heavy_library_is_refused_with_its_file(
     own.write_text(f"import torch\n{OWN}")
     with pytest.raises(ValueError, match=r"polite\.py\) loads torch"):
         with_own(["polite:politeness"])
+    sys.modules.pop("torch", None)  # what other tests import is the library
 
 
 def test_a_value_that_is_missing_is_no_number(make_trace: MakeTrace) -> None:
     """NaN says that an episode has no value: it counts in no mean."""
     trace = make_trace()
-    assert math.isnan(FIGURES["world_steps"].of_episode(trace))  # type: ignore[misc]
+    assert "world_steps" not in figures_of(trace)
+    assert FIGURES["world_steps"].of_episode(trace) == 0, "who does not act takes no steps"  # type: ignore[misc]
     ended = replace(trace, turns=(), tool_calls=())
     assert math.isnan(FIGURES["format_share"].of_episode(ended))  # type: ignore[misc]
     assert FIGURES["completion_tokens"].of_episode(ended) == 0, "it counts in the guard as it did"  # type: ignore[misc]
+    assert "completion_tokens" not in figures_of(ended) and figures_of(ended)["turns"] == 0
 
 
 def test_a_value_that_is_no_number_is_refused_by_the_name_of_its_figure(make_trace: MakeTrace) -> None:

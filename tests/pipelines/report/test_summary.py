@@ -9,6 +9,7 @@ import pytest
 from stage_records import collected, decided, evaluated, finish, scored, synced, trained
 
 from pipelines.config.run_config import load_config
+from pipelines.figures.registry import FIGURES, METRICS
 from pipelines.report.summary import figures_of_iteration
 from pipelines.run.run import Run
 
@@ -35,3 +36,4 @@ def test_groups_that_train_on_the_same_gpus_train_one_after_another(tmp_path: Pa
     figures = figures_of_iteration(run, 1)
     assert figures is not None and figures["metrics"]["training_seconds"] == pytest.approx(seconds)
     assert 1 - figures["metrics"]["overhead_share"] == pytest.approx(seconds / figures["seconds"]["total"], abs=1e-12)
+    assert figures["metrics"].keys() <= {*FIGURES, *METRICS}, "names that no figure of one's own may have"
