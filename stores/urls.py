@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 HIDDEN = "..."
 USER = re.compile(r"(?<=://)(?P<begin>[^\s/?#:@]*:)(?P<secret>[^\s/?#]+)(?=@)")
 """What stands between the user and the host."""
@@ -37,7 +37,7 @@ def direct_hosts(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
 
     What the environment excludes already stays so. `*` excludes everything, and is kept alone: in a list most clients take it for a name.
     """
-    if not any(environment.get(name) or environment.get(name.upper()) for name in _PROXIES):
+    if not any(environment.get(name) or environment.get(name.upper()) for name in PROXIES):
         return {}
     given = f"{environment.get('no_proxy', '')},{environment.get('NO_PROXY', '')}".split(",")
     names = dict.fromkeys(name.strip() for name in (*given, *LOOPBACK, *hosts) if name.strip())

@@ -66,7 +66,10 @@ class JobApi:
 
     def __post_init__(self) -> None:
         self.address = check_address(self.address)
-        self._peer = Peer(self.address, timeout_s=self.timeout_s, max_bytes=MAX_LOG_BYTES)
+        try:
+            self._peer = Peer(self.address, timeout_s=self.timeout_s, max_bytes=MAX_LOG_BYTES)
+        except PeerError as error:
+            raise ValueError(f"{self.address} cannot be asked: {error}") from None
 
     def job(self, submission_id: str) -> Job | None:
         """A job; None if the cluster does not know it (any more)."""

@@ -4,17 +4,18 @@
     no connection, a cut body, an answer too late, too large or packed; 408, 425, 429,    | peer    | yes, after `Retry-After`
       500, 502, 503, 504                                                                  |         |
     400, 413, 414, 422                                                                    | request | no
-    401, 403, and a header that cannot be sent                                            | caller  | no
+    401, 403, a header that cannot be sent, and a proxy that cannot be asked              | caller  | no
     a redirect, any other status, an answer that is no HTTP                               | address | no
 
 Redirects are never followed: they would take a token along, and turn POST into GET. HTTP_PROXY and NO_PROXY hold, but never for this
-machine. Whoever asks says what a fault means to it: a failed tool, an error of the config, an attempt more.
+machine, whatever they say. Whoever asks says what a fault means to it: a failed tool, an error of the config, an attempt more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from typing import Any, Literal
 
 import httpx2
 
-from stores.urls import direct_mounts, without_secrets
+from stores.urls import PROXIES, direct_mounts, is_loopback, without_secrets
 
 Fault = Literal["peer", "address", "caller", "request"]
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -80,14 +81,15 @@ class Peer:
     """Asks a server from a thread, over a new connection each time: a request that starts a job must not meet a closed one."""
 
     def __init__(self, url: str, *, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES, is_ours: bool = False) -> None:
-        """Connects to nothing yet. Args: see `AsyncPeer`; max_bytes: of an answer."""
+        """Connects to nothing yet; PeerError for a proxy. Args: see `AsyncPeer`; max_bytes: of an answer."""
         self._timeout_s = timeout_s
-        self._client = httpx2.Client(
-            **_settings([url], is_ours=is_ours),
-            timeout=timeout_s,
-            limits=httpx2.Limits(max_keepalive_connections=0),
-            event_hooks={"response": [partial(_bound, max_bytes=max_bytes)]},
-        )
+        with _proxy_named():
+            self._client = httpx2.Client(
+                **_settings([url], is_ours=is_ours),
+                timeout=timeout_s,
+                limits=httpx2.Limits(max_keepalive_connections=0),
+                event_hooks={"response": [partial(_bound, max_bytes=max_bytes)]},
+            )
 
     def ask(
         self, method: str, url: str, *, accepts: Collection[int] = (200,), answer_s: float | None = None, **request: Any
@@ -108,7 +110,7 @@ class AsyncPeer:
     """Asks servers in one event loop, over connections that are kept for `KEEPALIVE_S`."""
 
     def __init__(self, urls: Sequence[str], *, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES) -> None:
-        """Connects to nothing yet.
+        """Connects to nothing yet; PeerError for a proxy.
 
         Args:
             urls: of all servers that are asked, by which those of this machine are known.
@@ -139,6 +141,8 @@ def async_client(
 ) -> httpx2.AsyncClient:
     """Returns a client by these rules for a library that takes one, or for answers that are passed on as they come.
 
+    PeerError where a variable of the environment names a proxy that cannot be asked.
+
     Args:
         max_bytes: of an answer that is no stream of events; None: no limit.
         is_ours: the servers are Troupe's own, which are behind no proxy.
@@ -148,12 +152,14 @@ def async_client(
         if max_bytes is not None:
             _bound(response, max_bytes=max_bytes)
 
-    return httpx2.AsyncClient(
-        **_settings(urls, is_ours=is_ours, headers=headers),
-        timeout=timeout,
-        limits=httpx2.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S),
-        event_hooks={"response": [bound]},
-    )
+    settings = _settings(urls, is_ours=is_ours, headers=headers)
+    with _proxy_named():
+        return httpx2.AsyncClient(
+            **settings,
+            timeout=timeout,
+            limits=httpx2.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S),
+            event_hooks={"response": [bound]},
+        )
 
 
 def fault_of(status: int) -> Fault:
@@ -183,11 +189,36 @@ def _settings(
 ) -> dict[str, Any]:
     # Packed answers are not asked for: a few kilobytes of gzip become gigabytes.
     return {
-        "headers": {"Accept-Encoding": "identity", **(headers or {})},
-        "trust_env": not is_ours,
+        "headers": httpx2.Headers({"Accept-Encoding": "identity", **(headers or {})}),
+        "trust_env": not is_ours and not all(map(is_loopback, urls)),
+        "verify": httpx2.create_ssl_context(),  # SSL_CERT_FILE holds for this machine, too
         "mounts": direct_mounts(urls),
         "follow_redirects": False,
     }
+
+
+@contextmanager
+def _proxy_named() -> Iterator[None]:
+    """Turns what a client raises for a proxy of the environment into a PeerError without the proxy's password."""
+    try:
+        yield
+    except (ImportError, ValueError, httpx2.InvalidURL):
+        set_ones = [variable for name in PROXIES for variable in (name, name.upper()) if os.environ.get(variable)]
+        if not set_ones:
+            raise
+        names = [variable for variable in set_ones if not _is_proxy(os.environ[variable])] or set_ones
+        said = (
+            f"{', '.join(names)} must be http://HOST:PORT or https://HOST:PORT of a proxy, signs of a password as %XX"
+        )
+        raise PeerError(said, "caller") from None
+
+
+def _is_proxy(address: str) -> bool:
+    try:
+        httpx2.Client(proxy=address if "://" in address else f"http://{address}", trust_env=False).close()
+    except (ImportError, ValueError, httpx2.InvalidURL):
+        return False
+    return True
 
 
 class _Bounded(httpx2.SyncByteStream, httpx2.AsyncByteStream):

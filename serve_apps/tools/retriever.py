@@ -119,7 +119,10 @@ class HttpRetriever:
         from serve_apps.http.peer import AsyncPeer, PeerError, pause_s
 
         if self._peer is None or self._room is None:
-            self._peer = AsyncPeer(self.urls, timeout_s=self.timeout_s)
+            try:
+                self._peer = AsyncPeer(self.urls, timeout_s=self.timeout_s)
+            except PeerError as error:
+                raise ToolFault(f"{', '.join(self.urls)} cannot be asked: {error}") from None
             self._room = asyncio.Semaphore(self.max_in_flight)  # of the event loop that the connections are of
         body, fault, num_faults = self._payload(queries, top_k), "no attempt was made", 0
         refusals: dict[str, PeerError] = {}

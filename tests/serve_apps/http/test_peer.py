@@ -225,6 +225,37 @@ def test_a_log_may_take_longer_than_any_other_answer_but_be_no_longer_silent() -
         JobApi(server.url, timeout_s=0.3).log("job")
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:9"),
+        ("ALL_PROXY", "socks4://127.0.0.1:9"),
+        ("HTTP_PROXY", " http://127.0.0.1:9 "),
+        ("HTTP_PROXY", "http://me:secr#t@127.0.0.1:9"),
+    ],
+)
+def test_a_proxy_that_cannot_be_asked_is_named_and_does_not_matter_to_this_machine(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipelines.stages import team_model
+
+    monkeypatch.setenv(variable, value)
+    with hostile_peer("closes connections that it kept", content=b"[]") as server:
+        assert JobApi(server.url).jobs() == []
+    away = "http://ray.example.invalid:8265"
+    retriever = HttpRetriever([away, "http://127.0.0.1:9"])
+    model: Any = SimpleNamespace(_team=SimpleNamespace(run_id="team"))
+    asked: list[tuple[type[Exception], Callable[[], Any]]] = [
+        (ValueError, lambda: JobApi(away)),
+        (ToolFault, lambda: asyncio.run(retriever.search(["a"], 1))),
+        (RuntimeError, lambda: team_model.TeamModel._ask(model, away, "2+2", 0)),
+    ]
+    for kind, ask in asked:
+        with pytest.raises(kind, match=f"{away}.*: {variable} must be http://HOST:PORT") as raised:
+            ask()
+        assert "secr" not in str(raised.value)
+
+
 def test_a_wish_to_be_asked_later_is_kept_to() -> None:
     busy = ANSWERS["is busy"].replace(b"Retry-After: 0", b"Retry-After: 7")
     ANSWERS["is busy for 7 s"] = busy
