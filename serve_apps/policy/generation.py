@@ -81,18 +81,18 @@ class Generation:
         self, place: int, request: GenerateRequest, came: asyncio.Queue[tuple[int, Piece] | BaseException]
     ) -> None:
         self.num_running += 1
+        piece = Piece()
         try:
-            piece = Piece()
             async with aclosing(self._pieces(request)) as pieces:
                 async for piece in pieces:
                     self._num_sampled += bool(piece.token_ids)
                     came.put_nowait((place, piece))
-            if not piece.finish_reason:
-                came.put_nowait((place, Piece(finish_reason=FinishReason.ABORT.value)))
         except Exception as error:  # noqa: BLE001  raised again where the call waits
             came.put_nowait(error)
         finally:
             self.num_running -= 1
+            if not piece.finish_reason:  # the engine ended or cancelled it: the call would wait for ever
+                came.put_nowait((place, Piece(finish_reason=FinishReason.ABORT.value)))
 
     async def _pieces(self, request: GenerateRequest) -> AsyncGenerator[Piece]:
         if excess := self._excess(request):

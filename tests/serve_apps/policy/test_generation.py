@@ -31,7 +31,7 @@ class HandEngine:
         self.asked: list[str] = []
         self.finished = asyncio.Event()
         self.num_looks = 0
-        self.death: Exception | None = None
+        self.death: BaseException | None = None
 
     def sample(self, request_id: str) -> None:
         self.tokens[request_id] = self.tokens.get(request_id, 0) + 1
@@ -159,6 +159,18 @@ def test_the_death_of_an_engine_ends_the_call() -> None:
 
     with pytest.raises(RuntimeError, match="gone"):
         asyncio.run(main())
+
+
+def test_a_request_that_the_engine_cancels_by_itself_is_given_back() -> None:
+    async def main() -> list[Any]:
+        engine = HandEngine()
+        engine.death = asyncio.CancelledError()
+        engine.finished.set()
+        async with asyncio.timeout(20):
+            return [message async for message in generation_of(engine).run([request(is_streamed=True)])]
+
+    pieces = [piece for message in asyncio.run(main()) if isinstance(message, list) for piece in message]
+    assert pieces == [(0, Piece([1], [-1.0])), (0, Piece(finish_reason="abort"))]
 
 
 def test_a_request_that_does_not_fit_says_by_how_much() -> None:
