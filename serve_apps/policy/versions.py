@@ -58,25 +58,36 @@ class Versions:
         )
 
     async def take(self, wanted: Mapping[str, ModelVersionRef]) -> None:
-        """Makes these versions live; a bad one is kept out, and its state holds the reason.
+        """Makes these versions live, all as soon as each is checked; a bad one is kept out, and its state holds the reason.
 
         Raises what a broken engine raises: Serve has to replace this replica.
         """
+        folders: dict[str, Path] = {}
         for group, ref in wanted.items():
             state = self.states[group]
             state.wanted, state.error = ref, ""
             if state.live is not None and _identity(state.live) == _identity(ref):
                 continue
             try:
-                folder = await asyncio.to_thread(_verified_folder, ref)
-                await self._engine.load(ref, folder)
+                folders[group] = await asyncio.to_thread(_verified_folder, ref)
             except (ValueError, OSError) as error:
-                state.error = str(error)
-                keeps = state.live.version if state.live else "nothing"
-                logger.warning("%s: refused version %d and keeps %s: %s", group, ref.version, keeps, error)
+                self._refuse(group, error)
+        for group, folder in folders.items():
+            try:
+                await self._engine.load(wanted[group], folder)
+            except (
+                ValueError
+            ) as error:  # any other one leaves the engine broken, an OSError such as TimeoutError as well
+                self._refuse(group, error)
                 continue
-            state.live = ref
-            logger.info("%s: serves version %d", group, ref.version)
+            self.states[group].live = wanted[group]
+            logger.info("%s: serves version %d", group, wanted[group].version)
+
+    def _refuse(self, group: str, error: Exception) -> None:
+        state = self.states[group]
+        state.error = str(error) or type(error).__name__
+        wanted, keeps = (ref.version if ref else "nothing" for ref in (state.wanted, state.live))
+        logger.warning("%s: refused version %s and keeps %s: %s", group, wanted, keeps, state.error)
 
     def why_unanswered(self, model_group: str) -> Piece | None:
         """Returns the answer to a request of a group that nothing is served for; None for others.
