@@ -22,7 +22,7 @@ def stored_shapes(folder: str | Path) -> Shapes:
 def load_tensors(folder: str | Path) -> dict[str, torch.Tensor]:
     """Returns every tensor of the safetensors files in `folder`, on the CPU.
 
-    Raises ValueError if there is no file or one is damaged.
+    Raises ValueError if there is no file, or one is damaged or cannot be read.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -34,7 +34,7 @@ def load_tensors(folder: str | Path) -> dict[str, torch.Tensor]:
     for file in files:
         try:
             tensors.update(load_file(file))
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise ValueError(f"{file} is damaged: {error}") from None
     return tensors
 

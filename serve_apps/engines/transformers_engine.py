@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 GREEDY = 1e-5
 """Temperatures below it are 0, as in vLLM."""
+NOTHING_LEFT = "the settings of the request leave no token that may come next"
 T = TypeVar("T")
 
 
@@ -101,13 +103,20 @@ class TransformersEngine(Engine):
         group = ref.model_group if self._has_adapters else ""
         shapes = self._shapes.get(group) or stored_shapes(folder)
         await asyncio.to_thread(lambda: check_tensors(load_tensors(folder), shapes, str(folder)))
-        await self._in_thread(lambda: self._take(ref, folder))
+        try:
+            await self._in_thread(lambda: self._take(ref, folder))
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"{folder} does not fit: {error}") from error
         self._shapes[group] = shapes
 
     async def sleep(self) -> None:
         """Lets requests under way end, and moves the weights to the host's memory."""
+        import torch
+
         self._is_awake.clear()
         await self._in_thread(lambda: self._model.to("cpu"))
+        if self._settings.gpus:
+            torch.cuda.empty_cache()  # else this process keeps what the weights took
 
     async def wake(self) -> None:
         """Moves the weights back, and lets requests go on."""
@@ -146,10 +155,17 @@ class TransformersEngine(Engine):
         from peft import PeftModel
 
         name = f"{ref.model_group}@{ref.version}/{ref.manifest_sha256[:8]}".replace(".", "_")  # of a module
-        if self._adapters:
-            self._model.load_adapter(str(folder), adapter_name=name)
-        else:
-            self._model = PeftModel.from_pretrained(self._model, str(folder), adapter_name=name)
+        try:
+            if self._adapters:
+                self._model.load_adapter(str(folder), adapter_name=name)
+            else:
+                self._model = PeftModel.from_pretrained(self._model, str(folder), adapter_name=name)
+        except Exception:  # PEFT changes the model in place, and leaves half an adapter in it
+            if not self._adapters:
+                self._model = self._loaded(self._folder)
+            elif name in self._model.peft_config:
+                self._model.delete_adapter(name)
+            raise
         self._model.eval()
         replaced = self._adapters.get(ref.model_group)
         self._adapters[ref.model_group] = name, ref.version
@@ -207,15 +223,22 @@ class TransformersEngine(Engine):
     def _sampler(self, request: GenerateRequest) -> _Sampler:
         """Returns what chooses the tokens of a completion; ValueError or RuntimeError where the request cannot be run."""
         num_rows = self._model.config.get_text_config().vocab_size
-        if unknown := [token for token in request.prompt_token_ids if not 0 <= token < num_rows]:
-            raise ValueError(f"token id {unknown[0]} is out of vocabulary, which has {num_rows}")
+        constraint, matcher, settings = request.sampling.constraint, None, {**SETTINGS, **request.settings}
+        named = (settings[name] for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"))
+        for token in chain(request.prompt_token_ids, allowed_tokens(constraint), *named):
+            if not 0 <= token < num_rows:
+                raise ValueError(f"token id {token} is out of vocabulary, which has {num_rows}")
+        if not 0 <= settings["min_tokens"] <= request.sampling.max_tokens >= 1:
+            raise ValueError(
+                f"min_tokens {settings['min_tokens']}, max_tokens {request.sampling.max_tokens}: take 0 <= min_tokens <= max_tokens, "
+                "and at least 1 max_tokens"
+            )
         if not request.prompt_token_ids:
             raise ValueError("the prompt is empty: there is nothing to continue")
         if foreign := sorted(request.settings.keys() - SETTINGS.keys()):
             raise ValueError(f"{foreign[0]} is no setting that this engine knows; it knows {', '.join(SETTINGS)}")
-        ends = [] if request.settings.get("ignore_eos") else self._stop_token_ids
-        ends = [*ends, *request.settings.get("stop_token_ids", ())]
-        constraint, matcher = request.sampling.constraint, None
+        own = () if settings["ignore_eos"] else self._stop_token_ids
+        ends = [*(token for token in own if token < num_rows), *settings["stop_token_ids"]]
         if constraint and not allowed_tokens(constraint):
             if not (self._folder / TOKENIZER_FILE).is_file():
                 raise ValueError(f"a form needs a tokenizer, and {self._folder} has none")
@@ -259,10 +282,15 @@ class _Sampler:
         self._allowed_logprobs: Sequence[float] = ()
 
     def sample(self, logits: torch.Tensor) -> str:
-        """Chooses a token by the logits, [V], of its place; returns the finish reason, empty where more follows."""
+        """Chooses a token by the logits, [V], of its place; returns the finish reason, empty where more follows.
+
+        REFUSED: nothing is chosen, because the request allows no token here.
+        """
         import torch
 
         logits = self._processed(logits.float().clone())
+        if bool(logits.isneginf().all()):
+            return REFUSED
         is_greedy = self._sampling.temperature < GREEDY
         if not is_greedy:
             logits = self._filtered(logits / self._sampling.temperature)
@@ -283,6 +311,7 @@ class _Sampler:
             policy_version=version,
             top_logprobs=self._top[begin:],
             allowed_logprobs=self._allowed_logprobs,
+            error=NOTHING_LEFT if finish_reason == REFUSED else "",
         )
 
     def _note(self, token: int, logprobs: torch.Tensor) -> None:

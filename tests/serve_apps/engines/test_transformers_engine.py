@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from serve_apps.config import ServeConfig
 from serve_apps.engines.port import REFUSED, AdapterRoom, Piece
-from serve_apps.engines.transformers_engine import TransformersEngine
+from serve_apps.engines.transformers_engine import NOTHING_LEFT, TransformersEngine
 from stores.types import GenerateRequest, ModelVersionRef, Sampling
 
 pytestmark = pytest.mark.fast
@@ -29,6 +30,11 @@ SEQUENCE = [[5, 9, 30, 7, 22, 8]]
 
 def ref(version: int, group: str = "g") -> ModelVersionRef:
     return ModelVersionRef(model_group=group, version=version, uri="u", manifest_sha256=f"{version}" * 64)
+
+
+def change(file: Path, **values: Any) -> None:
+    """Writes values into a file of JSON."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 async def pieces(engine: TransformersEngine, request: GenerateRequest) -> list[Piece]:
@@ -75,6 +81,12 @@ def test_who_leaves_ends_the_sampling(tiny_model: Path) -> None:
         ({"prompt_token_ids": [5, 100_000]}, "token id 100000 is out of vocabulary"),
         ({"prompt_token_ids": []}, "the prompt is empty"),
         ({"settings": {"bad_words": ["x"]}}, "bad_words is no setting that this engine knows"),
+        ({"settings": {"logit_bias": {100_000: 1.0}}}, "token id 100000 is out of vocabulary"),
+        ({"settings": {"allowed_token_ids": [-1]}}, "token id -1 is out of vocabulary"),
+        ({"settings": {"stop_token_ids": [100_000], "min_tokens": 1}}, "token id 100000 is out of vocabulary"),
+        ({"settings": {"min_tokens": 13}}, "take 0 <= min_tokens <= max_tokens"),
+        ({"sampling": Sampling(max_tokens=0)}, "at least 1 max_tokens"),
+        ({"settings": {"min_tokens": 1, "allowed_token_ids": [2]}}, "leave no token that may come next"),
         ({"sampling": Sampling(max_tokens=1, constraint='{"regex": "(", "end_ids": [2]}')}, "no grammar of the form"),
     ],
 )
@@ -102,8 +114,20 @@ def test_ends_are_tokens_of_the_model_and_of_the_request_after_the_least_number(
     played(tiny_model, scene)
 
 
+def test_a_finished_form_that_must_go_on_ends(tiny_model: Path) -> None:
+    form = Sampling(max_tokens=12, constraint='{"regex": "ab", "end_ids": [2]}')
+
+    async def scene(engine: TransformersEngine) -> None:
+        (whole,) = await pieces(engine, replace(REQUEST, sampling=form))
+        (piece,) = await pieces(engine, replace(REQUEST, sampling=form, settings={"min_tokens": 8}))
+        assert whole.finish_reason == "stop" and [*piece.token_ids, 2] == whole.token_ids
+        assert (piece.finish_reason, piece.error) == (REFUSED, NOTHING_LEFT)
+
+    played(tiny_model, scene)
+
+
 def test_new_weights_serve_from_the_next_request_on_and_bad_ones_are_kept_out(tiny_model: Path, tmp_path: Path) -> None:
-    folders = [shutil.copytree(tiny_model, tmp_path / name) for name in ("next", "nan", "shape")]
+    folders = [shutil.copytree(tiny_model, tmp_path / name) for name in ("next", "nan", "shape", "config")]
     for folder in folders:
         file = folder / "model.safetensors"
         tensors = {name: tensor + 0.02 for name, tensor in load_file(file).items()}
@@ -111,11 +135,13 @@ def test_new_weights_serve_from_the_next_request_on_and_bad_ones_are_kept_out(ti
             tensors["model.norm.weight"][0] = float("nan")
         if folder.name == "shape":
             tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].clone()
+        if folder.name == "config":
+            change(folder / "config.json", intermediate_size=256)
         save_file(tensors, file, metadata={"format": "pt"})
 
     async def scene(engine: TransformersEngine) -> None:
         before = await engine.probe({"g": SEQUENCE})
-        for folder, message in zip(folders[1:], ("not finite", "has shape"), strict=True):
+        for folder, message in zip(folders[1:], ("not finite", "has shape", "does not fit"), strict=True):
             with pytest.raises(ValueError, match=message):
                 await engine.load(ref(1), folder)
         assert await engine.probe({"g": SEQUENCE}) == before
@@ -153,6 +179,45 @@ def test_groups_answer_by_their_adapters_and_a_new_version_replaces_the_old(tiny
         assert [answer.policy_version for answer in answers] == [2, 1]
 
     played(tiny_model, scene, room=room)
+
+
+def test_an_adapter_that_does_not_fit_leaves_no_trace(tiny_model: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(model, config).save_pretrained(tmp_path / "good")
+    bad = shutil.copytree(tmp_path / "good", tmp_path / "bad")
+    change(bad / "adapter_config.json", rank_pattern={"v_proj": 8})
+    room = AdapterRoom(model_groups=("a", "b"), max_rank=8, target_modules=("q_proj", "v_proj"))
+
+    async def scene(engine: TransformersEngine) -> None:
+        for _ in range(2):  # the first adapter of the base, and one beside another
+            before = await engine.probe({"a": SEQUENCE, "b": SEQUENCE})
+            with pytest.raises(ValueError, match="does not fit"):
+                await engine.load(ref(1, "b"), bad)
+            assert await engine.probe({"a": SEQUENCE, "b": SEQUENCE}) == before
+            await engine.load(ref(1, "a"), tmp_path / "good")
+        await engine.load(ref(1, "b"), tmp_path / "good")
+        after = await engine.probe({"a": SEQUENCE, "b": SEQUENCE})
+        assert after["b"] == after["a"] == before["a"] != before["b"]
+
+    played(tiny_model, scene, room=room)
+
+
+def test_a_gpu_is_given_back_while_it_sleeps(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: list[None] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(None))
+
+    async def scene(engine: TransformersEngine) -> None:
+        await engine.sleep()
+        assert not given_back
+        engine._settings = SETTINGS.model_copy(update={"gpus": 1})
+        await engine.sleep()
+        assert len(given_back) == 1
+
+    played(tiny_model, scene)
 
 
 def test_requests_wait_while_it_sleeps(tiny_model: Path) -> None:
