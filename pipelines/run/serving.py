@@ -131,8 +131,8 @@ def engine_dtype(run: Run, group: str) -> str:
 def _serve_settings(run: Run, model_group: str) -> ServeConfig:
     """The settings of the group's engines; those that lend their GPU to trainers are started so that they can sleep."""
     settings = run.config.serve_config(model_group).model_copy(update={"dtype": engine_dtype(run, model_group)})
-    if run.config.pool == "separate" or settings.gpus == 0:
-        return settings
+    if run.config.pool == "separate" or settings.gpus == 0 or settings.engine_kind == "transformers":
+        return settings  # the engine of transformers can always sleep
     return settings.model_copy(update={"engine": settings.engine | {"enable_sleep_mode": True}})
 
 

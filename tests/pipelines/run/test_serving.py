@@ -13,6 +13,7 @@ from pipelines.config.run_config import load_config
 from pipelines.run import serving
 from pipelines.run.run import Run
 from serve_apps.policy.deployment import ServedModel
+from serve_apps.policy.policy_app import PolicyArgs
 from serve_apps.policy.proof import Limits, limits_for
 from serve_apps.policy.proving import Target
 from stores.types import ModelVersionRef
@@ -104,6 +105,17 @@ def test_a_proof_allows_what_the_dtypes_of_trainer_and_engine_ask_for(
     assert limits(**{"serve.dtype": "bfloat16"}) == limits_for("float32", "bfloat16")
     assert limits(**{"train.deepspeed.bf16": True}) == limits_for("bfloat16", "float32")
     assert limits(**{"sync.proof_noise": 0.25}).noise == 0.25
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("vllm", {"enable_sleep_mode": True}), ("transformers", {})])
+def test_an_engine_that_lends_its_gpu_is_started_so_that_it_can_sleep(
+    kind: str, engine: dict[str, Any], run: Run, tmp_path: Path
+) -> None:
+    changes = {"pool": "shared", "serve.gpus": 0.5, "train.gpus_per_worker": 0.5, "serve.engine_kind": kind}
+    other = Run(load_config(SMALL, {"storage.root": str(tmp_path), **changes}))
+    (spec,) = serving.app_specs(other, {"team": ref(run, 1)}, {"team": "app"})
+    assert spec.serve.engine == engine
+    assert PolicyArgs.from_dict(spec.args.to_dict()) == spec.args, "a replica takes it"
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
