@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from inspect import cleandoc
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -32,7 +33,7 @@ def team_dag(
     """An empty DAG `<kind>__<run>`; a DAG run that is one too many waits for those before.
 
     Args:
-        what: its description in one line; doc: the full description, Markdown.
+        what: its description in one line; doc: the full description, Markdown; a docstring as it is.
         cron: its times, as in the `schedule` section; empty: it runs by hand only.
         on_assets: it also runs whenever all of these were updated.
         max_active_runs: how many of its DAG runs are under way at a time.
@@ -41,7 +42,7 @@ def team_dag(
     return DAG(
         dag_id=f"{kind}__{name}",
         description=what,
-        doc_md=f"Run config: `{run.path}`.\n\n{doc}",
+        doc_md=f"Run config: `{run.path}`.\n\n{cleandoc(doc)}",
         schedule=_timetable(cron, settings.timezone, on_assets),
         start_date=datetime.combine(settings.start, datetime.min.time(), ZoneInfo(settings.timezone)),
         catchup=False,

@@ -9,7 +9,6 @@ maintain_stores   maintain: troupe maintain                                     
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +35,7 @@ def evaluate_team(run: ScheduledRun) -> DAG:
         run,
         "evaluate_team",
         what=f"The champion of {name} on test and sentinel tasks",
-        doc=str(inspect.getdoc(evaluate_team)),
+        doc=str(evaluate_team.__doc__),
         cron=run.settings.evaluate,
         params={"team": _team("champion", "candidate")},
     ) as dag:
@@ -57,7 +56,7 @@ def roll_out_team(run: ScheduledRun) -> DAG:
         run,
         "roll_out_team",
         what=f"Raise a team version of {name} step by step to all requests, or send it back",
-        doc=str(inspect.getdoc(roll_out_team)),
+        doc=str(roll_out_team.__doc__),
         params={"team": _team("candidate")},
     ) as dag:
         canary = team_job(run, "canary", arguments=[f"{name}@{{{{ params.team }}}}", "--auto"])
@@ -75,7 +74,7 @@ def promote_team(run: ScheduledRun) -> DAG:
         run,
         "promote_team",
         what=f"Make a team version of {name} the champion",
-        doc=str(inspect.getdoc(promote_team)),
+        doc=str(promote_team.__doc__),
         params={"team_version": version, "reason": REASON},
     ) as dag:
         approve = ApprovalOperator(
@@ -102,7 +101,7 @@ def rollback_team(run: ScheduledRun) -> DAG:
         run,
         "rollback_team",
         what=f"Make an earlier champion of {name} the champion again",
-        doc=str(inspect.getdoc(rollback_team)),
+        doc=str(rollback_team.__doc__),
         params={"to": to, "reason": REASON},
     ) as dag:
         approve = ApprovalOperator(
@@ -124,7 +123,7 @@ def maintain_stores(run: ScheduledRun) -> DAG:
         run,
         "maintain_stores",
         what=f"Compaction, retention and orphans of {name}",
-        doc=str(inspect.getdoc(maintain_stores)),
+        doc=str(maintain_stores.__doc__),
         cron=run.settings.maintain,
         params={"dry_run": dry_run},
     ) as dag:

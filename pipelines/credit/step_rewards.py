@@ -19,6 +19,23 @@ from stores.types import EpisodeStatus, ToolCall, Trace
 OUTCOMES = ("success", "return")
 
 
+def answered_calls(trace: Trace, environment: str) -> list[ToolCall] | None:
+    """Returns the calls of an environment that it answered; None where the episode failed before it opened any world.
+
+    Raises ValueError where no world of the environment was opened.
+    """
+    if trace.status is not EpisodeStatus.OK and not any(map(is_world_call, trace.tool_calls)):
+        return None
+    calls = [call for call in trace.tool_calls if call.tool == environment and call.response is not None]
+    if not calls:
+        known = ", ".join(sorted({call.tool for call in trace.tool_calls})) or "none"
+        raise ValueError(
+            f"credit.settings.environment: episode {trace.episode_id} opened no world {environment!r}; its tools and "
+            f"environments: {known}"
+        )
+    return calls
+
+
 class StepRewards:
     """Pays what a world pays, step by step."""
 
@@ -50,16 +67,9 @@ class StepRewards:
 
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit of an episode. Raises ValueError where no world of the environment was opened."""
-        events = [call for call in trace.tool_calls if call.tool == self.environment and call.response is not None]
-        has_begun = any(map(is_world_call, trace.tool_calls))
-        if trace.status is not EpisodeStatus.OK and not has_begun:
+        events = answered_calls(trace, self.environment)
+        if events is None:
             return failed_credit(self, trace)
-        if not events:
-            known = ", ".join(sorted({call.tool for call in trace.tool_calls})) or "none"
-            raise ValueError(
-                f"credit.settings.environment: episode {trace.episode_id} opened no world {self.environment!r}; its tools and "
-                f"environments: {known}"
-            )
         acted = acting_turns(trace, events)
         planners = {turn.agent for turn in trace.turns} - {agent for agent, _ in acted.values()}
         paid = dict.fromkeys((turn.turn_index for turn in trace.turns), 0.0)

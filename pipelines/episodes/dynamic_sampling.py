@@ -39,7 +39,7 @@ def refill(
     run: Run,
     tasks: Sequence[Task],
     first: Sampled,
-    of: Pass,
+    sampling_pass: Pass,
     *,
     progress: Progress | None = None,
 ) -> Refilled:
@@ -48,17 +48,19 @@ def refill(
     assert settings.dynamic_sampling is not None, "collect: only where it is asked for"
     used = {task.task_id for task in tasks}
     left = [task for task in run.tasks("train") if task.task_id not in used]
-    random.Random(f"refill/{run.config.seed}/{of.iteration}").shuffle(left)
+    random.Random(f"refill/{run.config.seed}/{sampling_pass.iteration}").shuffle(left)
     passes: list[Sampled] = []
     good, empty = _by_signal(run, first.traces)
     while len(good) < settings.tasks_per_iteration and left and len(passes) < settings.dynamic_sampling.max_refills:
         spent = [first, *passes]
         is_late = sum(p.seconds for p in spent) > SHARE_OF_TIME * settings.stage_timeout_s
-        if is_late or _is_spent(of, spent):
+        if is_late or _is_spent(sampling_pass, spent):
             break
         num_missing = settings.tasks_per_iteration - len(good)
         chosen, left = left[:num_missing], left[num_missing:]
-        passes.append(sample_episodes(chosen, of, episodes_per_task=settings.episodes_per_task, progress=progress))
+        passes.append(
+            sample_episodes(chosen, sampling_pass, episodes_per_task=settings.episodes_per_task, progress=progress)
+        )
         with_signal, without_signal = _by_signal(run, passes[-1].traces)
         good, empty = good | with_signal, empty | without_signal
     counts = {
@@ -67,7 +69,7 @@ def refill(
         "refills": len(passes),
         "refilled": sum(len(p.groups) for p in passes),
     }
-    final = [first, *passes][-1].repinned(of.pin(good))
+    final = [first, *passes][-1].repinned(sampling_pass.pin(good))
     return Refilled(passes=[*passes, final], counts=counts)
 
 
@@ -88,13 +90,13 @@ def _are_equal(values: Sequence[float]) -> bool:
     return math.isclose(min(values), max(values), rel_tol=ROUNDING, abs_tol=ROUNDING)
 
 
-def _is_spent(of: Pass, passes: Sequence[Sampled]) -> bool:
+def _is_spent(sampling_pass: Pass, passes: Sequence[Sampled]) -> bool:
     """Whether these passes, with what interrupted ones had stored, have used up the budget; other episodes do not count."""
-    budget = of.config.budget
+    budget = sampling_pass.config.budget
     if budget.tokens is None and budget.seconds is None:
         return False
     groups = sorted({group for sampled in passes for group in sampled.groups})
-    stored = of.store.stored_episodes(**of.where, with_tokens=True)
+    stored = sampling_pass.store.stored_episodes(**sampling_pass.where, with_tokens=True)
     stored = stored.filter(pc.is_in(stored["group_id"], pa.array(groups, stored["group_id"].type)))
     tokens, seconds = sum(stored["num_tokens"].to_pylist()), busy_seconds(stored)
     return (budget.tokens is not None and tokens >= budget.tokens) or (

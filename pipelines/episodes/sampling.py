@@ -147,7 +147,7 @@ class Pass:
 
 def sample_episodes(
     tasks: Sequence[Task],
-    of: Pass,
+    sampling_pass: Pass,
     *,
     episodes_per_task: int,
     num_enough: int | None = None,
@@ -169,16 +169,16 @@ def sample_episodes(
         InfrastructureLost: collectors ended and groups are incomplete all the same.
     """
     specs = [
-        EpisodeSpec(**of.where, task=task, episode_index=index, run_seed=of.seed)
+        EpisodeSpec(**sampling_pass.where, task=task, episode_index=index, run_seed=sampling_pass.seed)
         for task in tasks
         for index in range(episodes_per_task)
     ]
-    return play_specs(specs, of, num_enough=num_enough, progress=progress)
+    return play_specs(specs, sampling_pass, num_enough=num_enough, progress=progress)
 
 
 def play_specs(
     specs: Sequence[EpisodeSpec],
-    of: Pass,
+    sampling_pass: Pass,
     *,
     num_enough: int | None = None,
     kept_groups: Collection[str] = (),
@@ -188,7 +188,7 @@ def play_specs(
 
     Args: kept_groups: groups of earlier passes under the same key, which are pinned with these.
     """
-    where, store, config = of.where, of.store, of.config
+    where, store, config = sampling_pass.where, sampling_pass.store, sampling_pass.config
     began = time.perf_counter()
     counts_tokens = num_enough is not None and config.budget.tokens is not None
     stored = store.stored_episodes(**where, with_tokens=counts_tokens)
@@ -207,8 +207,12 @@ def play_specs(
     if todo:
         if progress:
             progress(len(specs) - len(todo), len(specs), "")  # clears what the pass before reported
-        store.begin(run_id=of.run_id, iteration=of.iteration)
-        work: dict[str, Any] = {"team_spec": of.team_spec, "apps": dict(of.apps), "capacity": dict(of.capacity)}
+        store.begin(run_id=sampling_pass.run_id, iteration=sampling_pass.iteration)
+        work: dict[str, Any] = {
+            "team_spec": sampling_pass.team_spec,
+            "apps": dict(sampling_pass.apps),
+            "capacity": dict(sampling_pass.capacity),
+        }
         # "replaced" is of the episodes in `todo` only.
         work |= {"store": store, "replaced": (*MISSING, Cause.POLICY) if again else ()}
         for row in _run(todo, groups, work=work, config=config):

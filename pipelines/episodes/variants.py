@@ -15,7 +15,9 @@ from serve_apps.episode_spec import EpisodeSpec, Script
 from stores.types import SOUND, Trace
 
 
-def play_variants(run: Run, passes: Sequence[Sampled], of: Pass, *, progress: Progress | None = None) -> Sampled:
+def play_variants(
+    run: Run, passes: Sequence[Sampled], sampling_pass: Pass, *, progress: Progress | None = None
+) -> Sampled:
     """Plays the variants of what was sampled and pins both; the ref of the last of `passes` names the sampled episodes."""
     settings = run.config.collect.variants
     assert settings is not None, "collect: only where variants are asked for"
@@ -25,11 +27,11 @@ def play_variants(run: Run, passes: Sequence[Sampled], of: Pass, *, progress: Pr
         kind=settings.kind,
         per_task=settings.per_task,
         siblings=settings.siblings,
-        seed=f"{run.config.seed}/{of.iteration}",
+        seed=f"{run.config.seed}/{sampling_pass.iteration}",
     )
     specs = [
         EpisodeSpec(
-            **of.where,
+            **sampling_pass.where,
             task=trace.task,
             episode_index=trace.episode_index,
             run_seed=run.config.seed,
@@ -38,7 +40,7 @@ def play_variants(run: Run, passes: Sequence[Sampled], of: Pass, *, progress: Pr
         for trace, script in scripts
     ]
     groups = {trace.group_id for trace in traces}
-    return play_specs(specs, of, kept_groups=groups, progress=progress)
+    return play_specs(specs, sampling_pass, kept_groups=groups, progress=progress)
 
 
 def choose_variants(

@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.episodes.sampling import Pass, Progress, sample_episodes
-from pipelines.evaluation.played import Played, play_team
-from pipelines.evaluation.teams import Models
+from pipelines.evaluation.played import Played
 from pipelines.run.run import Run
 from serve_apps.authoring.workflow import load_workflow
 from serve_apps.episode.team import TeamSpec
 from serve_apps.workflows.alone import PATH as ALONE
-from stores.journal.stage_results import Control, Measured
+from stores.journal.stage_results import Control
 from stores.types import Purpose, Trace, team_key
 
 
@@ -83,17 +82,3 @@ def control_spec(run: Run, team: Played, budget: float) -> TeamSpec:
 def mean_tokens(traces: list[Trace]) -> float:
     """Mean completion tokens per episode; 0 of none."""
     return sum(len(turn.completion_token_ids) for t in traces for turn in t.turns) / max(1, len(traces))
-
-
-def measure_on_test_tasks(run: Run, models: Models, *, iteration: int, progress: Progress | None = None) -> Measured:
-    """Scores a team on the test tasks, which neither training nor the gate sees: the reported before and after; beside it the control."""
-    played = play_team(run, models, run.tasks("test"), iteration=0, purpose=Purpose.TEST, progress=progress)
-    return Measured(
-        score=played.score(run),
-        iteration=iteration,
-        outcomes={task: tuple(outcomes) for task, outcomes in played.outcomes.items()},
-        sampling_seconds=played.sampled.sampling_seconds,
-        num_tokens=played.sampled.num_tokens,
-        families=played.families,
-        control=play_control(run, played, progress=progress),
-    )

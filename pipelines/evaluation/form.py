@@ -183,6 +183,6 @@ def _judged(run: Run, measured: Measured) -> dict[str, list[Judged]]:
     for trace in traces:
         outcome = outcomes.get(trace.episode_id, {}).get(run.credit_version)
         if outcome is not None:
-            found = Judged(is_well_formed=is_well_formed(trace), outcome=outcome)
-            judged.setdefault(trace.task.task_id, []).append(found)
+            episode = Judged(is_well_formed=is_well_formed(trace), outcome=outcome)
+            judged.setdefault(trace.task.task_id, []).append(episode)
     return judged

@@ -82,8 +82,8 @@ def latest_warnings(rows: Sequence[Row]) -> list[TrainingWarning]:
     for part, word in (("groups", "group"), ("agents", "agent")):
         for name in dict.fromkeys(key for row in rows for key in row.get(part) or {}):
             measured = _figures(rows, part, name)
-            found = (_warning(figure, measured, f"{word} {name}", outcome) for figure in FIGURES.values())
-            warnings += [warning for warning in found if warning is not None]
+            judged = (_warning(figure, measured, f"{word} {name}", outcome) for figure in FIGURES.values())
+            warnings += [warning for warning in judged if warning is not None]
     reward = _series(rows, lambda row: row.get("metrics", {}).get("reward"))
     if (against := _outcome_against_reward(reward, outcome)) is not None:
         warnings.append(against)

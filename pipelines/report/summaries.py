@@ -231,8 +231,8 @@ class Summaries:
     def so_far(self) -> SoFar:
         """Returns what the finished iterations add up to, and keeps it as far as their `record` has begun."""
         journal, run_id = self._run.journal, self._run.run_id
-        kept = journal.value(run_id, RunValue.SO_FAR)
-        so_far = (None if kept is None else self._parsed(RunValue.SO_FAR, kept, SoFar.from_json)) or SoFar()
+        stored = journal.value(run_id, RunValue.SO_FAR)
+        so_far = (None if stored is None else self._parsed(RunValue.SO_FAR, stored, SoFar.from_json)) or SoFar()
         if so_far.missing and journal.finished(run_id, Decided.STAGE, among=so_far.missing):
             so_far = SoFar()  # an iteration was finished after a later one: all is added up again, in order
         numbers = [n for n in journal.finished(run_id, Decided.STAGE, after=so_far.last) if n > 0]

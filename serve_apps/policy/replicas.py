@@ -16,8 +16,6 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 REPLICA_TIMEOUT_S = 30.0
 """How long one replica may take to answer a status or a probe."""
 POLL_S = 0.05
-UNANSWERED = (RayError, RayServeException, TimeoutError)
-"""What a broadcast raises where a replica does not answer."""
 
 
 def handle_of(app: str) -> Any:

@@ -186,9 +186,9 @@ def _is_known(task: Task, read: str) -> bool:
 
 def _answer(task: Task, read: str, rng: random.Random) -> str:
     town, job, country = _facts(task, read)
-    wanted = country if "country" in task.prompt else job if "job" in task.prompt else town
+    fact = country if "country" in task.prompt else job if "job" in task.prompt else town
     guesses = [x for x in (town, job, country) if x] or [UNKNOWN]
-    return wanted if wanted and rng.random() < 0.6 else rng.choice(guesses)
+    return fact if fact and rng.random() < 0.6 else rng.choice(guesses)
 
 
 def _wanted(task: Task, read: str, rng: random.Random) -> str:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MAGIC = b"GGUF"
-TEMPLATE_FILE = "chat_template.jinja"
 WITHOUT_GGUF = (
     "the package gguf is not installed, without which transformers reads no GGUF file: pip install 'troupe-rl[gguf]', or "
     "uv pip install gguf"

@@ -161,15 +161,15 @@ def download_wheel(wheel: Wheel, folder: Path, *, pip: Sequence[str]) -> Path:
     name = f"{wheel.package.replace('-', '_')}-{wheel.version}"
     files = sorted(folder.glob(f"{name}-*.whl"))
     if done.returncode or len(files) != 1:
-        said = "\n".join(_worth_reading(done.stderr or done.stdout))
+        output = "\n".join(_worth_reading(done.stderr or done.stdout))
         raise InfrastructureLost(
-            f"pip could not download {wheel.package}=={wheel.version} (exit code {done.returncode}):\n{said}\n"
+            f"pip could not download {wheel.package}=={wheel.version} (exit code {done.returncode}):\n{output}\n"
             "Where packages come from is pip's setting (PIP_INDEX_URL, pip.conf); `pip config list` shows it"
         )
-    found = sha256_of(files[0])
-    if found != wheel.sha256:
+    sha256 = sha256_of(files[0])
+    if sha256 != wheel.sha256:
         raise ValueError(
-            f"{wheel.package}=={wheel.version} has sha256 {found}, but {wheel.sha256} is pinned: the index gave another file than the one "
+            f"{wheel.package}=={wheel.version} has sha256 {sha256}, but {wheel.sha256} is pinned: the index gave another file than the one "
             "that was looked at, so it is not used. Take another index or mirror (PIP_INDEX_URL), and clear pip's cache (pip cache purge)"
         )
     return files[0]

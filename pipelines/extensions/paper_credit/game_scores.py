@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.credit.rule import Credit, CreditKind, failed_credit, format_penalty, turn_reward
-from stores.traces.conventions import info_of, is_world_call
-from stores.types import EpisodeStatus, Trace
+from pipelines.credit.step_rewards import answered_calls
+from stores.traces.conventions import info_of
+from stores.types import Trace
 
 
 class GameScores:
@@ -38,16 +39,9 @@ class GameScores:
 
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit of an episode. Raises ValueError where no world of the environment was opened."""
-        shown = [c for c in trace.tool_calls if c.tool == self.environment and c.response is not None]
-        has_begun = any(map(is_world_call, trace.tool_calls))
-        if trace.status is not EpisodeStatus.OK and not has_begun:
+        shown = answered_calls(trace, self.environment)
+        if shown is None:
             return failed_credit(self, trace)
-        if not shown:
-            known = ", ".join(sorted({call.tool for call in trace.tool_calls})) or "none"
-            raise ValueError(
-                f"credit.settings.environment: episode {trace.episode_id} opened no world {self.environment!r}; its tools and "
-                f"environments: {known}"
-            )
         scores = info_of(shown[-1]).get(self.scores, {})
         rewards = [
             turn_reward(

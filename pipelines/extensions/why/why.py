@@ -33,18 +33,18 @@ def explain_episode(run: Run, episode_id: str, *, budget: int, address: str = ""
 def explain_lost_tasks(run: Run, iteration: int, *, tasks: int, budget: int, address: str = "") -> LostTasks:
     """Explains the candidate's episodes of the `tasks` that it lost most at the gate, with `budget` replays each."""
     lost = lost_episodes(run, iteration)
-    found = LostTasks(iteration=iteration, num_lost=len(lost), explanations=[], faults=[])
+    report = LostTasks(iteration=iteration, num_lost=len(lost), explanations=[], faults=[])
 
     def explain_each() -> None:
         for episode in lost[:tasks]:
             try:
-                found.explanations.append(explain(run, episode, budget=budget))
+                report.explanations.append(explain(run, episode, budget=budget))
             except ValueError as fault:  # one that cannot be replayed leaves the others alone
-                found.faults.append(str(fault))
+                report.faults.append(str(fault))
 
     if lost:
         on_engines(run, explain_each, name="why", address=address, iteration=iteration, times=len(lost[:tasks]))
-    return found
+    return report
 
 
 def explain(run: Run, episode_id: str, *, budget: int, progress: Progress | None = None) -> Explanation:
