@@ -49,7 +49,6 @@ ONE_CALLER = {
         "serve_apps.gateway.http.responses_api",
     ),
     "imported by dotted path as well": (
-        "pipelines.credit.outcome",
         "serve_apps.gateway.app",
         "serve_apps.policy.policy_app",
     ),

@@ -29,7 +29,6 @@ from pipelines.cluster.faults import diagnose
 from pipelines.examples.calculator.program import calculate
 from pipelines.figures.of_episodes import is_refusal
 from pipelines.monitoring.drift import sketch
-from pipelines.report.draw import _label
 from pipelines.run.scoring import without_ids
 from pipelines.tasks.task_fields import read_task
 from serve_apps.authoring.agent import Reply, TracedText
@@ -362,7 +361,6 @@ READERS: dict[str, Callable[[str], Any]] = {
     "sketch": lambda text: sketch([text]),
     "diagnose": lambda text: diagnose(RuntimeError(text)),
     "an error without ids": without_ids,
-    "a label of a drawing": _label,
     "calculate": lambda text: refused(lambda: calculate(long_json.dumps({"expression": text}))),
     "read_task": lambda text: refused(
         lambda: [

@@ -1,4 +1,4 @@
-"""service: the commands around serving teams: `serve`, `canary`, `shadow`, `promote`, `rollback`, `watch`, `lineage`, `key`."""
+"""service: the commands around serving teams: `serve`, `canary`, `shadow`, `promote`, `rollback`, `watch`, `key`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer
 
 from pipelines.cli.jobs import hand_back
 from pipelines.cli.options import (
-    LOOK,
     SERVE,
     Address,
     Changes,
@@ -44,8 +43,8 @@ EXIT_CODES = {"sent_back": 10, "undecided": 11, "alarm": 12, "learning": 13}
 
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file to `app`."""
-    for command in (serve, canary, shadow, promote, rollback, watch, lineage, key):
-        app.command(rich_help_panel=LOOK if command is lineage else SERVE)(command)
+    for command in (serve, canary, shadow, promote, rollback, watch, key):
+        app.command(rich_help_panel=SERVE)(command)
 
 
 @reports_errors
@@ -238,32 +237,6 @@ def _untrained(text: str, root: str, changes: list[str] | None, address: str) ->
         config = plain_config(folder, root=root, changes=overrides(changes or []))
     run = Run(config)
     return run, *untrained_team(run, folder=folder)
-
-
-@reports_errors
-def lineage(
-    what: Annotated[
-        str, typer.Argument(help="TEAM@ALIAS or TEAM@VERSION, or with --run the id of an episode or an answer.")
-    ],
-    run_name: Annotated[
-        str, typer.Option("--run", metavar="RUN", help="The run that the episode or answer belongs to.")
-    ] = "",
-    root: Root = "runs",
-) -> None:
-    """Print as JSON what led to a team or an answer of the gateway (models, iterations, traces), or what was trained on an episode."""
-    from pipelines.report.lineage import lineage_of_id, lineage_of_team
-
-    if "@" in what:
-        name, alias = split_team(what)
-        run = existing_run(name, root, is_read_only=True)
-        hand_back(lineage_of_team(run, *run.load_team(alias)))
-    elif not run_name:
-        raise ValueError(
-            f"{what!r}: give TEAM@ALIAS or TEAM@VERSION (an answer's `system_fingerprint` is one), or the id of an episode "
-            "or answer and --run RUN"
-        )
-    else:
-        hand_back(lineage_of_id(existing_run(run_name, root, is_read_only=True), what))
 
 
 @reports_errors

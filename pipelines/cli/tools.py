@@ -1,4 +1,4 @@
-"""tools: commands that make or tidy something beside the loop: `export`, `maintain`, `serve-config`, `graph`, `check-code`, ..."""
+"""tools: commands that make or tidy something beside the loop: `export`, `maintain`, `serve-config`, `check-code`, ..."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from pipelines.cli import jobs
 from pipelines.cli.options import (
     TOOLS,
     Root,
-    RunArgument,
     RunName,
     TeamName,
     existing_run,
-    find_run,
     reports_errors,
     split_team,
 )
@@ -48,32 +46,9 @@ class Submission(Settings):
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file to `app`."""
     app.command("serve-config", rich_help_panel=TOOLS)(print_serve_config)
-    for command in (export, maintain, graph, corpus, retriever):
+    for command in (export, maintain, corpus, retriever):
         app.command(rich_help_panel=TOOLS)(command)
     app.command("check-code", rich_help_panel=TOOLS)(check_code)
-
-
-@reports_errors
-def graph(
-    config: RunArgument,
-    iteration: Annotated[int | None, typer.Option(min=1, help="Draws the episodes of this iteration only.")] = None,
-    root: Root = "runs",
-) -> None:
-    """Print a workflow as a Mermaid flowchart: a declared one from its file, a Python one from its stored episodes."""
-    from pipelines.report.draw import draw_graph, draw_traces
-    from serve_apps.workflows.declared import Declared
-
-    run = find_run(config, root, is_read_only=True)
-    workflow = run.workflow
-    if isinstance(workflow, Declared):
-        drawing = draw_graph(workflow.graph, title=run.run_id)
-    else:
-        stored = existing_run(config, root, is_read_only=True).traces
-        traces = stored.find_traces(run_id=run.run_id, iteration=iteration, variant="", limit=500)
-        if not traces:
-            raise ValueError(f"run {run.run_id!r} has no stored episodes yet: a Python workflow is drawn from them")
-        drawing = draw_traces(traces, title=run.run_id)
-    print(drawing.mermaid(), end="")
 
 
 @reports_errors

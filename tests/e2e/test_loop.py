@@ -17,7 +17,6 @@ from servers import Postgres
 from pipelines.config.run_config import load_config
 from pipelines.monitoring.watching import check_summary
 from pipelines.report.inspect import export_version
-from pipelines.report.lineage import lineage_of_episode, lineage_of_team
 from pipelines.report.record import record
 from pipelines.run.kept_weights import checkpoint_files, version_of_checkpoint
 from pipelines.run.run import Run
@@ -292,9 +291,10 @@ def test_what_is_stored_can_be_looked_at_and_taken_away(undisturbed: Run, tmp_pa
 
 @pytest.mark.test
 def test_lineage_leads_from_a_team_to_its_episodes_and_from_an_episode_to_its_teams(undisturbed: Run) -> None:
+    lineage = pytest.importorskip("pipelines.extensions.lineage.lineage")
     version, team = undisturbed.registry.load(undisturbed.team_name, max(
         v.version for v in undisturbed.registry.versions(undisturbed.team_name)))  # fmt: skip
-    down = lineage_of_team(undisturbed, version, team)
+    down = lineage.lineage_of_team(undisturbed, version, team)
     newest = team.models["team"].version
     assert [model["version"] for model in down["models"]["team"]] == list(range(newest, -1, -1))
     assert [of["iteration"] for of in down["iterations"]] == list(range(newest + 1))
@@ -303,9 +303,9 @@ def test_lineage_leads_from_a_team_to_its_episodes_and_from_an_episode_to_its_te
     assert last["sampled_by"] == {"team": newest - 1} and down["team"]["git_commit"]
     pinned = TracesRef(**last["traces"])
     episode = next(undisturbed.traces.read_traces(pinned))
-    up = lineage_of_episode(undisturbed, episode.episode_id)
+    up = lineage.lineage_of_episode(undisturbed, episode.episode_id)
     assert up["trained"]["team"][0] == newest and version in [of["version"] for of in up["teams"]]
     (gate,) = undisturbed.traces.find_traces(run_id="small", purpose=Purpose.GATE, limit=1)
-    assert lineage_of_episode(undisturbed, gate.episode_id)["trained"] == {}
+    assert lineage.lineage_of_episode(undisturbed, gate.episode_id)["trained"] == {}
     with pytest.raises(ValueError, match="no episode 'unknown'"):
-        lineage_of_episode(undisturbed, "unknown")
+        lineage.lineage_of_episode(undisturbed, "unknown")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from by_hand import chain, paid, trace
 
 from pipelines.config.sections import DottedConfig
 from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.math_progress import MathProgress
+from pipelines.credit.outcome import OutcomeShare
 from pipelines.credit.posted_score import PostedScore
 from pipelines.credit.rule import (
     Credit,
@@ -21,80 +24,20 @@ from pipelines.credit.rule import (
     score_trace,
     turn_reward,
 )
-from stores.types import SERVED, Cause, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
+from stores.types import SERVED, Cause, EpisodeStatus, Trace
 
 pytestmark = pytest.mark.fast
 
 FINAL = DottedConfig(path="pipelines.credit.math_final_answer:MathFinalAnswer")
 
 
-def turn(index: int, agent: str, *, is_format_ok: bool = True, **fields: str) -> Turn:
-    return Turn(
-        turn_index=index,
-        agent=agent,
-        model_group="solver_verifier" if agent in ("solver", "verifier") else "refiner_finalizer",
-        policy_version=3,
-        round_index=0,
-        parents=(),
-        prompt_text="p",
-        completion_text="c",
-        prompt_token_ids=(1, 2),
-        completion_token_ids=(3,),
-        rollout_logprobs=(-0.5,),
-        sampling=Sampling(max_tokens=8),
-        seed=0,
-        finish_reason=FinishReason.STOP,
-        is_format_ok=is_format_ok,
-        format_fault="" if is_format_ok else "2 <ANSWER> blocks, expected 1",
-        fields=fields,
-        start_s=0.0,
-        duration_s=0.1,
-    )
-
-
-def trace(turns: Sequence[Turn], answer: str, status: EpisodeStatus = EpisodeStatus.OK) -> Trace:
-    return Trace(
-        episode_id="e" * 32,
-        run_id="r",
-        iteration=1,
-        purpose=Purpose.TRAIN,
-        team_key="k",
-        workflow="math_chain",
-        task=Task(task_id="t", prompt="7+6*8", answers=("55",)),
-        group_id="g",
-        episode_index=0,
-        variant="",
-        seed=0,
-        status=status,
-        stop_reason="finished",
-        error="",
-        answer=answer,
-        outcome_metadata={},
-        policy_versions={"solver_verifier": 3, "refiner_finalizer": 3},
-        is_version_mixed=False,
-        turns=tuple(turns),
-        tool_calls=(),
-        started_at=0.0,
-        duration_s=1.0,
-    )
-
-
-def chain(solver: str, refiner: str, finalizer: str, *, bad_format: Sequence[str] = ()) -> list[Turn]:
-    return [
-        turn(0, "solver", is_format_ok="solver" not in bad_format, solution="s", answer=solver),
-        turn(1, "verifier", is_format_ok="verifier" not in bad_format, status="correct", error_type="", feedback="f"),
-        turn(2, "refiner", is_format_ok="refiner" not in bad_format, refined_solution="s", answer=refiner),
-        turn(3, "finalizer", is_format_ok="finalizer" not in bad_format, final_solution="s", final_answer=finalizer),
-    ]
-
-
 def test_final_answer_pays_every_turn_the_accuracy_plus_its_own_format() -> None:
     """UnityMAS-O's math allocator: R = acc + 1.0 * (0 | -1) for each of the four agents."""
-    right = MathFinalAnswer().assign_credit(trace(chain("104", "55", "55", bad_format=["verifier"]), "55"))
+    right = MathFinalAnswer().assign_credit(trace(chain("104", "55", "55", bad_format=["verifier"]), answer="55"))
     assert right.outcome == 1.0
     assert [r.reward for r in right.rewards] == [1.0, 0.0, 1.0, 1.0]
     wrong = MathFinalAnswer(format_weight=0.5).assign_credit(
-        trace(chain("55", "55", "54", bad_format=["solver"]), "54")
+        trace(chain("55", "55", "54", bad_format=["solver"]), answer="54")
     )
     assert wrong.outcome == 0.0
     assert [r.reward for r in wrong.rewards] == [-0.5, 0.0, 0.0, 0.0]
@@ -115,7 +58,7 @@ def test_final_answer_pays_every_turn_the_accuracy_plus_its_own_format() -> None
 def test_progress_pays_the_change_of_correctness_and_adds_up_to_the_accuracy(
     answers: tuple[str, str, str], progress: list[float]
 ) -> None:
-    episode = trace(chain(*answers, bad_format=["refiner"]), answers[-1])
+    episode = trace(chain(*answers, bad_format=["refiner"]), answer=answers[-1])
     credit = MathProgress(format_weight=0.25).assign_credit(episode)
     assert [r.breakdown["progress"] for r in credit.rewards] == progress
     assert sum(r.breakdown["progress"] for r in credit.rewards) == credit.outcome
@@ -124,7 +67,7 @@ def test_progress_pays_the_change_of_correctness_and_adds_up_to_the_accuracy(
 
 @pytest.mark.parametrize("rule", [MathFinalAnswer(), MathProgress()])
 def test_a_truncated_episode_pays_only_the_turns_that_happened(rule: MathFinalAnswer | MathProgress) -> None:
-    cut = trace(chain("55", "55", "55")[:2], "", EpisodeStatus.TRUNCATED)
+    cut = trace(chain("55", "55", "55")[:2], status=EpisodeStatus.TRUNCATED)
     scored = score_trace(rule, cut, version="v")
     assert [r.agent for r in scored.rewards] == ["solver", "verifier"]
     assert scored.outcome == 0.0
@@ -136,21 +79,20 @@ def test_an_episode_that_is_neither_ok_nor_truncated_is_refused_not_paid_zero(st
     with pytest.raises(
         ValueError, match=f"is {status}, caused by .*: it is no outcome of the policy and is not scored"
     ):
-        score_trace(MathFinalAnswer(), trace([], "", EpisodeStatus(status)), version="v")
+        score_trace(MathFinalAnswer(), trace([], status=EpisodeStatus(status)), version="v")
 
 
 @pytest.mark.parametrize(
-    ("rule", "paid"),
+    ("rule", "rewards"),
     [(MathFinalAnswer(format_weight=0.25), [0, 0, -0.25, 0]), (MathProgress(format_weight=0.25), [1, 0, -0.25, -1])],
 )
 def test_an_episode_that_the_policy_caused_to_fail_gets_the_worst_outcome_and_its_turns_their_format(
-    rule: MathFinalAnswer | MathProgress, paid: list[float]
+    rule: MathFinalAnswer | MathProgress, rewards: list[float]
 ) -> None:
-    turns = list(chain("55", "55", "55"))
-    turns[2] = replace(turns[2], is_format_ok=False)
-    failed = replace(trace(turns, "55", EpisodeStatus.TOOL_ERROR), cause=Cause.POLICY)
+    turns = chain("55", "55", "55", bad_format=["refiner"])
+    failed = trace(turns, answer="55", status=EpisodeStatus.TOOL_ERROR, cause=Cause.POLICY)
     scored = score_trace(rule, failed, version="v")
-    assert (scored.outcome, [r.reward for r in scored.rewards]) == (0.0, paid), "never better than to be wrong"
+    assert (scored.outcome, [r.reward for r in scored.rewards]) == (0.0, rewards), "never better than to be wrong"
 
 
 class _Pays:
@@ -159,13 +101,37 @@ class _Pays:
     def __init__(self, positions: Sequence[int], value: float = 1.0) -> None:
         self.positions, self.value = positions, value
 
-    def assign_credit(self, trace: Trace) -> Credit:
-        other = replace(trace, turns=tuple(chain("1", "1", "1")))
+    def assign_credit(self, episode: Trace) -> Credit:
+        other = trace(chain("1", "1", "1"))
         return Credit(outcome=1.0, rewards=tuple(turn_reward(other, i, {"x": self.value}) for i in self.positions))
 
 
+QA = [("decomposer", {}), ("answerer", {"_bad": "x"})]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rewards"),
+    [
+        ({}, [1.0, 0.0]),
+        ({"share": "split"}, [0.5, -0.5]),
+        ({"format_weight": 0.1}, [1.0, 0.9]),
+        ({"sharing": ["answerer"]}, [0.0, 0.0]),
+        ({"share": "split", "sharing": ["answerer"], "format_weight": 0}, [0.0, 1.0]),
+    ],
+)
+def test_outcome_is_shared_in_full_or_split(settings: dict[str, Any], rewards: list[float]) -> None:
+    rule = OutcomeShare(metric="em", **settings)
+    assert list(paid(rule, trace(QA, answers=("The Red Town!",), answer="red town")).values()) == rewards
+
+
+def test_progress_follows_time_and_not_the_order_in_which_turns_are_stored() -> None:
+    episode = trace([("solver", {"answer": "55"}), ("refiner", {"answer": "1"})], answer="1")
+    stored = replace(episode, turns=tuple(reversed(episode.turns)))
+    assert paid(MathProgress(), stored) == paid(MathProgress(), episode) == {"solver_0": 1.0, "refiner_0": -1.0}
+
+
 def test_rules_that_pay_what_cannot_be_are_caught() -> None:
-    cut = trace(chain("55", "55", "55")[:2], "55")
+    cut = trace(chain("55", "55", "55")[:2], answer="55")
     with pytest.raises(ValueError, match="pays turn 3 of finalizer"):
         score_trace(_Pays([3]), cut, version="v")
     with pytest.raises(ValueError, match=r"pays turn 1 .* twice"):
@@ -207,7 +173,7 @@ def test_the_credit_version_changes_with_settings_and_source(tmp_path: Path, mon
 
 
 def test_a_posted_score_is_paid_to_every_turn_with_its_format() -> None:
-    episode = replace(trace(chain("1", "1", "1", bad_format=["verifier"])[:2], ""), outcome_metadata={"score": 0.75})
+    episode = replace(trace(chain("1", "1", "1", bad_format=["verifier"])[:2]), outcome_metadata={"score": 0.75})
     credit = PostedScore(format_weight=0.25).assign_credit(episode)
     assert credit.outcome == 0.75
     assert [r.breakdown for r in credit.rewards] == [{"score": 0.75, "format": 0}, {"score": 0.75, "format": -0.25}]
@@ -221,7 +187,7 @@ def test_a_posted_score_is_paid_to_every_turn_with_its_format() -> None:
 
 @pytest.mark.parametrize(("rule", "rewards"), [(MathFinalAnswer(), [0.75, 0.75, 0.75]), (MathProgress(), [0, 0, 0.75])])
 def test_a_callers_judgement_is_paid_once_however_it_is_counted(rule: CreditRule, rewards: list[float]) -> None:
-    episode = trace(chain("1", "1", "1")[:3], "")
+    episode = trace(chain("1", "1", "1")[:3])
     credit = caller_credit(rule, episode, 0.5)
     assert (credit.outcome, [r.reward for r in credit.rewards]) == (0.75, rewards)
     assert [r.breakdown for r in credit.rewards] == [{"caller": reward} for reward in rewards]
@@ -231,5 +197,5 @@ def test_a_callers_judgement_is_paid_once_however_it_is_counted(rule: CreditRule
 def test_of_increments_the_last_turn_that_is_paid_gets_the_outcome() -> None:
     rule = MathProgress()
     rule.pays = lambda agent: agent != "finalizer"  # type: ignore[attr-defined]
-    served = replace(trace(chain("1", "1", "1"), ""), outcome_metadata={SERVED: {"score": 0.5}})
+    served = replace(trace(chain("1", "1", "1")), outcome_metadata={SERVED: {"score": 0.5}})
     assert [r.reward for r in score_trace(rule, served, version="v").rewards] == [0, 0, 0.75]

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from pipelines.cli.main import app
 from pipelines.config.run_config import load_config
 from pipelines.report.inspect import export_version
-from pipelines.report.lineage import lineage_of_team
 from pipelines.run.kept_weights import (
     DEPLOYED_FILE,
     checkpoint_files,
@@ -262,6 +261,7 @@ def test_training_that_goes_back_to_the_champion_finds_its_checkpoint(run: Run, 
 def test_a_removed_version_is_named_with_the_setting_that_keeps_it_and_stays_in_the_lineage(
     run: Run, play: Play, tmp_path: Path
 ) -> None:
+    lineage_of_team = pytest.importorskip("pipelines.extensions.lineage.lineage").lineage_of_team
     for k in range(8):
         play(run, k)
     refs = {k: run.weights.ref(GROUP, k) for k in range(8)}

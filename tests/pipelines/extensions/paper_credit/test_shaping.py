@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from by_hand import Event, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from test_workflow_credit import Event, trace
 
 from pipelines.config.sections import DottedConfig
 from pipelines.credit.math_progress import MathProgress

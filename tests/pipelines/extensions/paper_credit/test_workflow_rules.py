@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from by_hand import Event, paid, trace
 
 from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.outcome import OutcomeShare
@@ -14,19 +16,28 @@ from pipelines.extensions.paper_credit.code_progress import CodeProgress
 from pipelines.extensions.paper_credit.debate import DebateReward
 from pipelines.extensions.paper_credit.search_progress import SearchProgress
 from stores.types import Cause, EpisodeStatus
-from tests.pipelines.credit.test_workflow_credit import (
-    END,
-    TOWN,
-    Event,
-    answered,
-    debated,
-    paid,
-    searched,
-    trace,
-    verdict,
-)
 
 pytestmark = pytest.mark.fast
+
+
+def verdict(rate: float) -> Event:
+    return ("verify", {"pass_rate": rate})
+
+
+def answered(text: str) -> Event:
+    return ("answerer", {"final_answer": text})
+
+
+def searched(text: str = "q") -> list[Event]:
+    return [("searcher", {"choice": "search", "search": text}), ("summarizer", {}), ("updater", {})]
+
+
+END: Event = ("searcher", {"choice": "end", "search": ""})
+TOWN = ("red town",)
+
+
+def debated(*rounds: Sequence[str]) -> list[Event]:
+    return [(f"debater_{i}", {"answer": answer}) for said in rounds for i, answer in enumerate(said)]
 
 
 CODE = [

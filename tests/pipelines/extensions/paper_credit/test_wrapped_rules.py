@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from by_hand import chain, trace
 
 from pipelines.credit.outcome import OutcomeShare
 from pipelines.credit.rule import (
@@ -17,13 +18,13 @@ from pipelines.extensions.paper_credit.code_progress import CodeProgress
 from pipelines.extensions.paper_credit.game_scores import GameScores
 from pipelines.extensions.paper_credit.shared_sum import SharedSum
 from stores.types import SERVED, Cause, EpisodeStatus
-from tests.pipelines.credit.test_credit import _Pays, chain, trace
+from tests.pipelines.credit.test_credit import _Pays
 
 pytestmark = pytest.mark.fast
 
 
 def test_a_rule_may_say_what_its_worst_outcome_is_or_what_a_failure_earns() -> None:
-    failed = replace(trace(chain("55", "55", "55"), "", EpisodeStatus.TIMEOUT), cause=Cause.POLICY)
+    failed = trace(chain("55", "55", "55"), status=EpisodeStatus.TIMEOUT, cause=Cause.POLICY)
     low, own = _Pays([]), _Pays([])
     low.worst_outcome = -1.0
     own.assign_failed = lambda of: Credit(outcome=0.5, rewards=())
@@ -45,7 +46,7 @@ GAME = {
     "rule", [GameScores("nim", "solver"), SharedSum(GAME), InferredReward(GAME), CodeProgress(workers=["solver"])]
 )
 def test_an_agent_that_does_not_train_is_paid_nothing_in_episodes_that_failed_or_were_served(rule: CreditRule) -> None:
-    played = trace(chain("1", "1", "1", bad_format=["verifier"])[:2], "")
+    played = trace(chain("1", "1", "1", bad_format=["verifier"])[:2])
     failed = replace(played, status=EpisodeStatus.TIMEOUT, cause=Cause.POLICY)
     served = replace(played, outcome_metadata={SERVED: {"score": 0.5}})
     for episode, reward in ((failed, 0.0), (served, 0.75)):
@@ -60,7 +61,7 @@ SHARED = {"path": "pipelines.credit.outcome:OutcomeShare", "settings": {"sharing
     "rule", [OutcomeShare(sharing=["solver"], format_weight=0.5), SharedSum(SHARED), InferredReward(SHARED)]
 )
 def test_an_agent_without_a_share_of_the_outcome_gets_none_in_served_episodes_either(rule: CreditRule) -> None:
-    played = trace(chain("1", "1", "1", bad_format=["verifier"])[:2], "1")
+    played = trace(chain("1", "1", "1", bad_format=["verifier"])[:2], answer="1")
     served = replace(played, outcome_metadata={SERVED: {"score": 0.5}})
     paid = score_trace(rule, served, version="v").rewards
     assert [(r.agent, r.reward) for r in paid] == [("solver", 0.75), ("verifier", 0.0)]

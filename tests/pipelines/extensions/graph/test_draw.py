@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.report.draw import ANSWER, TASK, draw_graph, draw_traces
+from pipelines.extensions.graph.draw import ANSWER, TASK, draw_graph, draw_traces
 from serve_apps.authoring.graph import load_graph
 from stores.types import Trace
 
 pytestmark = pytest.mark.fast
 
-GRAPHS = Path(__file__).parents[3] / "infra" / "graphs"
+GRAPHS = Path(__file__).parents[4] / "infra" / "graphs"
 
 
 def test_a_declared_graph_is_drawn_as_it_is_written() -> None:

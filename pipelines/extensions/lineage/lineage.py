@@ -3,7 +3,7 @@
     team ── models ── parents ──> iterations ──> traces@v, rewards@v, evaluation, DAG runs and Ray jobs      down
     episode ──> the iteration whose trainers had rows of it ──> model versions ── children ──> teams                     up
 
-Read from manifests, journal and registry; nothing is recorded for it. For an answer of the gateway see answer_lineage.py.
+Read from manifests, journal and registry; nothing is recorded for it.
 """
 
 from __future__ import annotations

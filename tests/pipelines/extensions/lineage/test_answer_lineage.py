@@ -10,7 +10,7 @@ from test_from_run import Stored
 from test_from_service import ABOUT, serve, some_traces, take
 from test_lineage import score_and_train
 
-from pipelines.report.lineage import lineage_of_episode, lineage_of_id, lineage_of_team
+from pipelines.extensions.lineage.lineage import lineage_of_episode, lineage_of_id, lineage_of_team
 from pipelines.run.run import Run
 from pipelines.stages.promote import register_team
 from stores.traces.served import ServedStore

@@ -11,7 +11,7 @@ import pytest
 from stage_records import collected, finish, trained
 from test_from_run import Stored
 
-from pipelines.report.lineage import lineage_of_episode, lineage_of_team
+from pipelines.extensions.lineage.lineage import lineage_of_episode, lineage_of_team
 from pipelines.run.run import Run
 from pipelines.stages.promote import register_team
 from pipelines.stages.steps import run_stage

@@ -1,0 +1,1 @@
+"""What shaped a team or an answer, and what an episode shaped."""
