@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -28,7 +29,7 @@ HEAVY = ("torch", "vllm", "ray", "deepspeed", "transformers")
 
 _loaded_by: WeakKeyDictionary[ModuleType, list[str]] = WeakKeyDictionary()
 """The heavy libraries that each module loaded when it was opened first: a second time it is in memory, and loads nothing."""
-_OF_EXTENSION = re.compile(r"(pipelines|serve_apps)\.extensions\.\w+")
+_OF_EXTENSION = re.compile(r"(pipelines|serve_apps|train_loops)\.extensions\.\w+")
 
 
 def open_by_name(
@@ -181,6 +182,16 @@ def how_to_get(package: str) -> str:
         f"the extension {package.rpartition('.')[2]!r} is not installed; it comes with troupe-rl: install that again, or put {folder}/ "
         "back"
     )
+
+
+def check_extension(package: str, *, place: str) -> None:
+    """Raises ValueError, which says how to get it, where one of Troupe's own extensions is not there."""
+    try:
+        found = find_spec(package)
+    except ModuleNotFoundError:  # nor is the folder of all extensions
+        found = None
+    if found is None:
+        raise ValueError(f"{place}: {how_to_get(package)}")
 
 
 def _without_extension(module_name: str, missing: str | None) -> str:

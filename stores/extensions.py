@@ -1,9 +1,9 @@
 """extensions: what Troupe can do beside its core -> the commands, config sections and routes that are there.
 
-    pipelines/extensions/NAME/, serve_apps/extensions/NAME/    Troupe's own: a folder may be left out, and the core goes on
-    an entry point of the group `troupe.extensions`            of a package that is installed beside Troupe
+    LAYER/extensions/NAME/, of pipelines, serve_apps, train_loops    Troupe's own: a folder may be left out, and the core goes on
+    an entry point of the group `troupe.extensions`                  of a package that is installed beside Troupe
 
-A credit rule, a workflow or a world is named by its dotted path, and needs no more than its folder. What adds to the command line, to run
+A credit rule, a workflow, a world or an estimator is named by its dotted path, and needs no more than its folder. What adds to the command line, to run
 configs or to the gateway says so in `extension.py` of its folder, or in what the entry point names: `EXTENSION = Extension(...)`. The core
 imports none of them by name (an import contract), and runs its tests without the folders.
 """
@@ -25,7 +25,7 @@ from stores.by_name import open_by_name
 logger = logging.getLogger(__name__)
 
 GROUP = "troupe.extensions"
-HOMES = ("pipelines.extensions", "serve_apps.extensions")
+HOMES = ("pipelines.extensions", "serve_apps.extensions", "train_loops.extensions")
 SECTIONS: Mapping[str, str] = {"compare": "pipelines.extensions.compare"}
 """The sections of run configs that Troupe's own extensions add, with their packages: for whoever names one that is not there."""
 

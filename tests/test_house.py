@@ -14,7 +14,7 @@ from house import House, Module, config_fields, fields_without_use, read_house  
 
 pytestmark = pytest.mark.fast
 
-ROLES = ("pipelines.examples.", "pipelines.extensions.", "serve_apps.extensions.")
+ROLES = ("pipelines.examples.", "pipelines.extensions.", "serve_apps.extensions.", "train_loops.extensions.")
 """Folders whose files are named by their role, whoever imports them."""
 ONE_CALLER = {
     "a process of its own": (
@@ -27,10 +27,7 @@ ONE_CALLER = {
     "a formula or a model": (
         "pipelines.evaluation.betting",
         "train_loops.advantages.grpo",
-        "train_loops.advantages.reinforce_pp",
         "train_loops.signal.nll_gain",
-        "train_loops.team.mixers",
-        "train_loops.team.q",
     ),
     "a protocol or a format": (
         "pipelines.report.chrome_trace",
@@ -71,7 +68,6 @@ ONE_CALLER = {
         "serve_apps.tools.mcp_session",
         "stores.traces.upkeep",
         "train_loops.engine.checkpoints",
-        "train_loops.team.learner",
         "train_loops.worker.learner",
         "train_loops.worker.update",
     ),

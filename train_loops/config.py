@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
-from train_loops.estimators import ESTIMATORS, Estimator, estimator_of
+from train_loops.estimators import ESTIMATORS, WHOLE_TEAM, Estimator, estimator_of
 
 
 class OptimizerConfig(Settings):
@@ -405,6 +405,11 @@ class TrainConfig(Settings):
     def is_whole_team(self) -> bool:
         """Returns whether a learner of the whole team runs before the model groups."""
         return self.has_team_critic or self.team.mixer != "none"
+
+    @property
+    def extensions(self) -> set[str]:
+        """Returns the packages of Troupe's extensions that training needs."""
+        return {self.estimator.extension, WHOLE_TEAM if self.is_whole_team else ""} - {""}
 
     def entropy_coef(self, agent: str) -> float:
         """Returns the weight of the entropy bonus for an agent."""

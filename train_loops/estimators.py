@@ -13,6 +13,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from stores.by_name import open_by_name
 
 FORM = "a function of (rows, settings), or an Estimator with one"
+CORE, PAPERS = "train_loops.advantages", "train_loops.extensions.paper_estimators"
+WHOLE_TEAM = "train_loops.extensions.whole_team"
+TEAM_LEARNER = f"{WHOLE_TEAM}.trainer:train_team_learner"
+"""Does the jobs of central critics and mixers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,13 @@ class Estimator:
     figures: Callable[..., Any] | str = ""
     """`figures(rows, settings)` -> metrics of its own, by name; empty: none."""
 
+    @property
+    def extension(self) -> str:
+        """Returns the package of Troupe's extension that it is of; empty for one of the core, or of a user's own."""
+        if self.critic == "team":
+            return WHOLE_TEAM
+        return PAPERS if isinstance(self.function, str) and self.function.startswith(f"{PAPERS}.") else ""
+
     def __call__(self, rows: Any, settings: Any) -> Any:
         """Returns [N], one advantage per row, or N arrays, one value per completion token."""
         return _opened(self.function)(rows, settings)
@@ -52,30 +63,28 @@ class Estimator:
             raise ValueError(f"train.algorithm: a figure of the estimator is no number: {error}, in {own}") from None
 
 
-def _in(file: str, function: str = "") -> str:
-    return f"train_loops.advantages.{file}:{function or file}"
-
-
 ESTIMATORS: dict[str, Estimator] = {
     "ppo": Estimator(critic="model_group"),
     "ippo": Estimator(critic="model_group", whitens="agent"),
     "mappo": Estimator(critic="team", whitens="agent"),
     "happo": Estimator(critic="team", whitens="agent", updates_in_turn=True),
-    "grpo": Estimator(function=_in("grpo"), compares="episodes"),
-    "dr_mas": Estimator(function=_in("dr_mas"), compares="turns"),
-    "at_grpo": Estimator(function=_in("at_grpo"), compares="turns"),
-    "rloo": Estimator(function=_in("rloo"), compares="episodes"),
-    "reinforce_pp": Estimator(function=_in("reinforce_pp")),
-    "reinforce_pp_baseline": Estimator(function=_in("reinforce_pp_baseline"), compares="turns"),
-    "remax": Estimator(function=_in("remax"), variants="greedy"),
-    "opo": Estimator(function=_in("opo"), compares="turns"),
-    "gpg": Estimator(function=_in("gpg"), compares="turns"),
-    "pass_at_k": Estimator(function=_in("pass_at_k"), compares="episodes"),
+    "grpo": Estimator(function=f"{CORE}.grpo:grpo", compares="episodes"),
+    "dr_mas": Estimator(function=f"{CORE}.dr_mas:dr_mas", compares="turns"),
+    "at_grpo": Estimator(function=f"{PAPERS}.at_grpo:at_grpo", compares="turns"),
+    "rloo": Estimator(function=f"{CORE}.rloo:rloo", compares="episodes"),
+    "reinforce_pp": Estimator(function=f"{PAPERS}.reinforce_pp:reinforce_pp"),
+    "reinforce_pp_baseline": Estimator(function=f"{PAPERS}.reinforce_pp:reinforce_pp_baseline", compares="turns"),
+    "remax": Estimator(function=f"{CORE}.against_baseline:against_baseline", variants="greedy"),
+    "opo": Estimator(function=f"{PAPERS}.opo:opo", compares="turns"),
+    "gpg": Estimator(function=f"{PAPERS}.gpg:gpg", compares="turns"),
+    "pass_at_k": Estimator(function=f"{PAPERS}.pass_at_k:pass_at_k", compares="episodes"),
     "gigpo": Estimator(
-        function=_in("gigpo"), compares="episodes", needs_siblings=True, figures=_in("gigpo", "figures")
+        function=f"{CORE}.gigpo:gigpo", compares="episodes", needs_siblings=True, figures=f"{CORE}.gigpo:figures"
     ),
-    "counterfactual": Estimator(function=_in("counterfactual"), variants="counterfactual"),
-    "leave_one_out": Estimator(function=_in("leave_one_out"), variants="leave_one_out", takes_increments=False),
+    "counterfactual": Estimator(function=f"{CORE}.against_baseline:against_baseline", variants="counterfactual"),
+    "leave_one_out": Estimator(
+        function=f"{CORE}.against_baseline:against_baseline", variants="leave_one_out", takes_increments=False
+    ),
 }
 """By the name in a config. `infra/docs/design/formulas.md` has each in one table."""
 

@@ -26,7 +26,7 @@ from serve_apps.authoring.workflow import Workflow, load_carried, load_workflow
 from serve_apps.config import CPU_HEAD_SIZES
 from serve_apps.engines.port import KINDS, engine_class
 from serve_apps.workflows.alone import task_input
-from stores.by_name import open_by_name
+from stores.by_name import check_extension, open_by_name
 from stores.team_code import collect_code
 from stores.types import FILTERS, Task, families
 from stores.weights.model_folder import Tensors, read_tensors, why_windowed
@@ -146,6 +146,8 @@ def _check_baselines(config: RunConfig, kind: CreditKind) -> None:
         )
     for group in config.model_groups:
         train = config.train_config(group)
+        for package in train.extensions:
+            check_extension(package, place=f"model group {group!r}: train.algorithm and train.team")
         if kind == "increments" and not train.estimator.takes_increments:
             raise ValueError(
                 f"model group {group!r}: {train.algorithm} compares a turn with the outcome without its agent, but credit rule "

@@ -1,4 +1,4 @@
-"""conventions: what free forms in traces mean: a turn's constraint, calls of worlds, names of variants; and rounds.
+"""conventions: what free forms in traces mean: a turn's constraint, calls of worlds, names of variants; rounds, and words of texts.
 
 Sampling.constraint   {"allowed_token_ids": [...]}: one of these tokens had to be sampled
 ToolCall.request      {"world": its number, "reset": its settings} or {"world": ..., "step": the action}: a call of a world
@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from stores.types import ToolCall, Trace, Turn
@@ -18,6 +19,7 @@ from stores.types import ToolCall, Trace, Turn
 ALLOWED_TOKENS = "allowed_token_ids"
 UNRECORDED = "unrecorded_characters"
 """What stands in the record of a world instead of an `info` that is too long: its length."""
+_WORD = re.compile(r"\w+|[^\w\s]")
 WORLD_CALLS = ({"world", "reset"}, {"world", "step"})
 
 
@@ -102,3 +104,9 @@ def anchor_before(trace: Trace, turn_index: int) -> str:
     """Returns the anchor of the state that a turn acted in: of the newest world event before it; empty where there is none."""
     events = [c for c in trace.tool_calls if c.call_index < turn_index and c.response is not None and is_world_call(c)]
     return str(max(events, key=lambda call: call.call_index).response["anchor"]) if events else ""
+
+
+def word_grams(text: str) -> list[str]:
+    """Returns the words and punctuation marks of a text, and the pairs of neighbouring ones."""
+    words = _WORD.findall(text)
+    return [*words, *(f"{a} {b}" for a, b in pairwise(words))]

@@ -29,8 +29,12 @@ TARGETS = (
     ),
     Target(
         name="advantages",
-        sources=("train_loops/advantages/*.py",),
-        tests=("tests/train_loops/test_advantages.py", "tests/train_loops/test_gae.py"),
+        sources=("train_loops/advantages/*.py", "train_loops/extensions/paper_estimators/*.py"),
+        tests=(
+            "tests/train_loops/test_advantages.py",
+            "tests/train_loops/extensions/paper_estimators",
+            "tests/train_loops/test_gae.py",
+        ),
     ),
     Target(
         name="rows",

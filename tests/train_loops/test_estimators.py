@@ -12,6 +12,7 @@ import pytest
 from chained_samples import sample
 from pydantic import ValidationError
 
+from stores.by_name import check_extension
 from train_loops.config import TrainConfig
 from train_loops.signal.learning_signal import learning_signal
 
@@ -104,6 +105,17 @@ def test_an_estimator_that_declares_what_it_needs_has_it_checked() -> None:
 def test_what_is_no_estimator_is_refused_where_the_config_is_parsed(algorithm: str, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         TrainConfig(algorithm=algorithm)
+
+
+def test_what_an_extension_holds_is_named_and_missed_where_it_is_not_installed() -> None:
+    assert TrainConfig(algorithm="opo").extensions == {"train_loops.extensions.paper_estimators"}
+    mixed = TrainConfig.model_validate({"algorithm": "dr_mas", "team": {"mixer": "vdn"}})
+    assert mixed.extensions == TrainConfig(algorithm="mappo").extensions == {"train_loops.extensions.whole_team"}
+    assert not TrainConfig(algorithm="grpo").extensions
+    with pytest.raises(
+        ValueError, match=r"here: the extension 'absent' is not installed.*put train_loops/extensions/absent/ back"
+    ):
+        check_extension("train_loops.extensions.absent", place="here")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from stores import resources
+from stores.by_name import open_by_name
 from stores.files import naming_file
 from stores.journal.stage_results import TrainAnswer, TrainParts
 from stores.logs import bound, carried
@@ -39,6 +40,7 @@ from stores.weights.manifest import Probe, whole_model
 from stores.weights.store import WeightStore
 from train_loops.config import TrainConfig
 from train_loops.engine.run_checkpoints import CarriedState, agree, drop_older, resume, store_state, sweep
+from train_loops.estimators import TEAM_LEARNER
 from train_loops.signal.team_signal import LOG_RATIOS_FILE, read_team_signal
 from train_loops.train_job import TrainFailure, TrainJob, train_parts
 
@@ -124,12 +126,10 @@ class Worker:
         """The parts of the parent's state that could not be resumed; the next version's note names them."""
 
     def execute_team(self, job: TrainJob) -> TrainAnswer:
-        """Does a job of the whole team's learner on worker 0 and gives every worker its answer; see `team/trainer.py`."""
+        """Does a job of the whole team's learner on worker 0 and gives every worker its answer."""
         import torch.distributed as dist
 
-        from train_loops.team.trainer import train_team_learner
-
-        return agree(train_team_learner(job) if dist.get_rank() == 0 else None)
+        return agree(open_by_name(TEAM_LEARNER, place="")(job) if dist.get_rank() == 0 else None)
 
     def execute(self, job: TrainJob) -> TrainAnswer:
         """Trains one job to a committed version."""

@@ -23,8 +23,8 @@ from scipy import optimize, sparse
 from scipy.sparse.linalg import LinearOperator, aslinearoperator
 from scipy.special import expit
 
+from stores.traces.conventions import word_grams
 from stores.types import Turn
-from train_loops.team.episodes import word_grams
 
 NUM_BUCKETS = 1 << 18
 MAX_WORDS = 16

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from train_loops.advantages.gae import gae, whiten
 from train_loops.config import OptimizerConfig, TeamConfig
+from train_loops.extensions.whole_team.episodes import TeamEpisode, TeamTurn
+from train_loops.extensions.whole_team.models import CentralCritic
+from train_loops.extensions.whole_team.value_norm import ValueNorm
 from train_loops.signal.learning_rate import learning_rate
 from train_loops.signal.losses import value_loss
 from train_loops.signal.team_signal import TurnKey
-from train_loops.team.episodes import TeamEpisode, TeamTurn
-from train_loops.team.models import CentralCritic
-from train_loops.team.value_norm import ValueNorm
 
 
 def central_advantages(

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from train_loops.config import TeamConfig
+from train_loops.extensions.whole_team.critic import keys_of, step, turns_of
+from train_loops.extensions.whole_team.episodes import TeamEpisode
+from train_loops.extensions.whole_team.models import TeamBatch, TeamQ, batch_of
 from train_loops.signal.team_signal import TurnKey
-from train_loops.team.critic import keys_of, step, turns_of
-from train_loops.team.episodes import TeamEpisode
-from train_loops.team.models import TeamBatch, TeamQ, batch_of
 
 EPISODES_PER_STEP = 64
 

@@ -1,4 +1,4 @@
-"""reinforce_pp: whitens the return-to-go of each token over the iteration (REINFORCE++, arXiv 2501.03262)."""
+"""reinforce_pp: whitens, over the iteration, the return-to-go of each token or what is left of the group's mean (arXiv 2501.03262)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train_loops.advantages.gae import whiten
+from train_loops.advantages.grouping import group_keys, minus_mean
 from train_loops.advantages.rewarded_rows import RewardedRows
 from train_loops.config import AdvantageConfig
 
@@ -20,10 +21,19 @@ def reinforce_pp(rows: RewardedRows, settings: AdvantageConfig) -> list[NDArray[
             later = r[t] + settings.gamma * later
             row_returns[t] = later
         returns.append(row_returns)
-    return whitened(returns, rows, settings)
+    return _whitened(returns, rows, settings)
 
 
-def whitened(
+def reinforce_pp_baseline(rows: RewardedRows, settings: AdvantageConfig) -> list[NDArray[np.float64]]:
+    """Returns N arrays: R_i - mean_g on every completion token of row i, then whitened (`advantage.whiten`).
+
+    Turns are compared, not episodes: the paper has one completion per episode, and a turn keeps its own credit.
+    """
+    centred = minus_mean(rows.scores, group_keys(rows, settings, default="task"), settings)
+    return _whitened([np.full(n, a) for n, a in zip(rows.lengths, centred, strict=True)], rows, settings)
+
+
+def _whitened(
     advantages: list[NDArray[np.float64]], rows: RewardedRows, settings: AdvantageConfig
 ) -> list[NDArray[np.float64]]:
     """Whitens as `advantage.whiten` says: over all tokens (the default here), over each agent's, or not at all."""

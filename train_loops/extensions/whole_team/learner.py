@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from train_loops.config import TrainConfig
+from train_loops.extensions.whole_team.critic import central_advantages, learn_values, turn_advantages
+from train_loops.extensions.whole_team.episodes import TeamEpisode, read_replay, write_replay
+from train_loops.extensions.whole_team.models import CentralCritic, TeamQ
+from train_loops.extensions.whole_team.q import learn_qs, q_credit
+from train_loops.extensions.whole_team.value_norm import ValueNorm
 from train_loops.signal.figures import explained_variance
 from train_loops.signal.team_signal import TeamSignal
-from train_loops.team.critic import central_advantages, learn_values, turn_advantages
-from train_loops.team.episodes import TeamEpisode, read_replay, write_replay
-from train_loops.team.models import CentralCritic, TeamQ
-from train_loops.team.q import learn_qs, q_credit
-from train_loops.team.value_norm import ValueNorm
 
 WEIGHTS_FILE, STATE_FILE, REPLAY_FILE = "team.safetensors", "team.json", "replay.npz"
 

@@ -28,8 +28,8 @@ RESULT_FILE = "train_result.json"
 
 def train_team_learner(job: TrainJob) -> TrainAnswer:
     """Does a job whose model group is `TEAM`."""
-    from train_loops.team.episodes import team_episodes
-    from train_loops.team.learner import TeamLearner
+    from train_loops.extensions.whole_team.episodes import team_episodes
+    from train_loops.extensions.whole_team.learner import TeamLearner
 
     store = WeightStore(job.weights_uri)
     existing = store.ref(TEAM, job.version)

@@ -12,11 +12,11 @@ from team_play import turn
 from torch import nn
 
 from train_loops.config import TeamConfig, TrainConfig
-from train_loops.team.episodes import TeamEpisode
-from train_loops.team.learner import TeamLearner
-from train_loops.team.mixers import QMixer, qmix_total, vdn_total
-from train_loops.team.models import TeamQ, batch_of
-from train_loops.team.q import follow, q_credit, temporal_error
+from train_loops.extensions.whole_team.episodes import TeamEpisode
+from train_loops.extensions.whole_team.learner import TeamLearner
+from train_loops.extensions.whole_team.mixers import QMixer, qmix_total, vdn_total
+from train_loops.extensions.whole_team.models import TeamQ, batch_of
+from train_loops.extensions.whole_team.q import follow, q_credit, temporal_error
 
 pytestmark = pytest.mark.fast
 

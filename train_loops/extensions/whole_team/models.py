@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from train_loops.config import TeamConfig
-from train_loops.team.episodes import NUM_BUCKETS, TeamEpisode, TeamTurn
-from train_loops.team.mixers import QMixer, VdnMixer
+from train_loops.extensions.whole_team.episodes import NUM_BUCKETS, TeamEpisode, TeamTurn
+from train_loops.extensions.whole_team.mixers import QMixer, VdnMixer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from team_play import free_rider_episodes, turn
 
 from train_loops.config import OptimizerConfig, TeamConfig, TrainConfig
-from train_loops.team.critic import central_advantages, learn_values, turn_advantages, turns_of
-from train_loops.team.episodes import TeamEpisode
-from train_loops.team.learner import WEIGHTS_FILE, TeamLearner
-from train_loops.team.models import CentralCritic
-from train_loops.team.value_norm import ValueNorm
+from train_loops.extensions.whole_team.critic import central_advantages, learn_values, turn_advantages, turns_of
+from train_loops.extensions.whole_team.episodes import TeamEpisode
+from train_loops.extensions.whole_team.learner import WEIGHTS_FILE, TeamLearner
+from train_loops.extensions.whole_team.models import CentralCritic
+from train_loops.extensions.whole_team.value_norm import ValueNorm
 
 pytestmark = pytest.mark.test
 

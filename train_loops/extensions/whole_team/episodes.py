@@ -5,10 +5,8 @@ Model groups may have different tokenizers, so texts are represented by hashed w
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 from zlib import crc32
@@ -16,13 +14,13 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from stores.traces.conventions import word_grams
 from stores.types import EpisodeRewards, Trace, Turn
 from train_loops.rows.samples import is_trainable
 
 NUM_BUCKETS = 1 << 12
 MAX_FEATURES = 1024
 """Per turn; of a longer record only the last ones are used."""
-WORD = re.compile(r"\w+|[^\w\s]")
 TEXTS = ("episode_id", "group_id", "agent", "model_group")
 
 
@@ -91,12 +89,6 @@ def hashed(tag: str, text: str) -> list[int]:
     This is the hashing trick (arXiv 0902.2206).
     """
     return [crc32(f"{tag}\x1f{gram}".encode()) % NUM_BUCKETS for gram in word_grams(text)]
-
-
-def word_grams(text: str) -> list[str]:
-    """Returns the words and punctuation marks of a text, and the pairs of neighbouring ones."""
-    words = WORD.findall(text)
-    return [*words, *(f"{a} {b}" for a, b in pairwise(words))]
 
 
 def _turn(trace: Trace, turn: Turn, reward: float) -> TeamTurn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from train_loops.team.episodes import TeamEpisode, TeamTurn, hashed
+from train_loops.extensions.whole_team.episodes import TeamEpisode, TeamTurn, hashed
 
 
 def turn(index: int, agent: str, *, state: str, says: str, reward: float = 0.0, round_index: int = 0) -> TeamTurn:

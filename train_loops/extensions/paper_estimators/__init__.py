@@ -1,0 +1,1 @@
+"""Advantage estimators of papers, one pure file each."""
