@@ -4,7 +4,7 @@ evaluate_team     watch: troupe watch ──> state ──> sound | alarm | lear
 roll_out_team     canary: troupe canary TEAM@VERSION --auto ──> verdict ──> promoted (asset) | sent_back | undecided
 promote_team      approve (a person, in Airflow's page) ──> promote: troupe promote ──> asset troupe://team/<run>
 rollback_team     approve ──> rollback: troupe rollback ──> the same asset
-maintain_stores   maintain: troupe maintain                                                        (`schedule.maintain`)
+maintain_stores   maintain: troupe maintain, where that extension is there                        (`schedule.maintain`)
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from dags.run_configs import ScheduledRun, find_runs
 from dags.team_dag import team_asset, team_dag, team_job
+from stores.extensions import extensions
 
 REASON = Param(type="string", minLength=3, maxLength=500, title="Reason", description="For the history")
 
@@ -152,6 +153,9 @@ def _by_result(job: Any, key: str, *, ends: Sequence[EmptyOperator], fails: str,
     chosen(job.output) >> [*ends, fail(job.output)]
 
 
+_makers = [evaluate_team, roll_out_team, promote_team, rollback_team]
+if any(extension.name == "maintain" for extension in extensions()):
+    _makers.append(maintain_stores)
 for _run in find_runs()[0]:
-    for _make in (evaluate_team, roll_out_team, promote_team, rollback_team, maintain_stores):
+    for _make in _makers:
         globals()[f"{_make.__name__}__{_run.config.run}"] = _make(_run)

@@ -1,4 +1,4 @@
-"""tools: commands that make or tidy something beside the loop: `export`, `maintain`, `serve-config`, `check-code`, ..."""
+"""tools: commands that make or tidy something beside the loop: `export`, `serve-config`, `check-code`, ..."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer
 import yaml
 from pydantic import Field, ValidationError
 
-from pipelines.cli import jobs
 from pipelines.cli.options import (
     TOOLS,
     Root,
@@ -46,7 +45,7 @@ class Submission(Settings):
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file to `app`."""
     app.command("serve-config", rich_help_panel=TOOLS)(print_serve_config)
-    for command in (export, maintain, corpus, retriever):
+    for command in (export, corpus, retriever):
         app.command(rich_help_panel=TOOLS)(command)
     app.command("check-code", rich_help_panel=TOOLS)(check_code)
 
@@ -171,20 +170,3 @@ def export(
 
     run = existing_run(config, root, is_read_only=True)
     print(export_version(run, model_group, version, out, is_merged=is_merged))
-
-
-@reports_errors
-def maintain(
-    config: RunName,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Prints what would be removed, and changes nothing.")
-    ] = False,
-    root: Root = "runs",
-) -> None:
-    """Merge small files, and remove old versions, weights and checkpoints that nothing needs (config section `maintain`)."""
-    from pipelines.runners.maintain import described
-    from pipelines.runners.maintain import maintain as maintain_run
-
-    ref = maintain_run(existing_run(config, root, is_read_only=dry_run), is_dry_run=dry_run)
-    print("\n".join(described(ref)))
-    jobs.hand_back(ref)

@@ -1,4 +1,4 @@
-"""pipelines.runners.maintain on real stores: what finished stages refer to stays readable, the rest goes, and nobody is disturbed."""
+"""pipelines.extensions.maintain on real stores: what finished stages refer to stays readable, the rest goes, and nobody is disturbed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.config.run_config import load_config
+from pipelines.extensions.maintain import maintain as maintaining
+from pipelines.extensions.maintain.maintain import maintain, plan
 from pipelines.report.inspect import export_version
 from pipelines.run.kept_weights import (
     DEPLOYED_FILE,
@@ -28,8 +30,6 @@ from pipelines.run.kept_weights import (
     version_of_checkpoint,
 )
 from pipelines.run.run import Run
-from pipelines.runners import maintain as maintaining
-from pipelines.runners.maintain import maintain, plan
 from stores.files import list_files, open_filesystem, read_file, write_file
 from stores.journal.journal import STAGES
 from stores.journal.run_values import RunValue
@@ -38,7 +38,7 @@ from stores.types import Purpose, RewardsRef, Trace, TracesRef
 
 pytestmark = pytest.mark.test
 
-SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+SMALL = Path(__file__).parents[3] / "e2e" / "small.yaml"
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=[pytest.mark.needs_program("psql"), pytest.mark.nightly])])
