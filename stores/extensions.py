@@ -40,6 +40,8 @@ class Extension:
     identifies a run."""
     commands: str = ""
     """`add_to(app: typer.Typer) -> None`, which adds commands to `troupe`."""
+    notes: str = ""
+    """`notes(config: RunConfig) -> list[str]`, what `troupe validate` says beside its own, of a run config that it has found valid."""
     routes: str = ""
     """`add_to(api: FastAPI, service: Service) -> AsyncContextManager | None`, which adds routes to a gateway, before it serves; what it
     returns is entered when the gateway starts, and left when it ends."""

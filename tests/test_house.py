@@ -55,7 +55,6 @@ ONE_CALLER = {
         "pipelines.config.training_rules",
         "pipelines.monitoring.alarms",
         "pipelines.report.result",
-        "pipelines.runners.model_plan",
         "pipelines.tasks.choices",
         "serve_apps.chat.control_tokens",
         "serve_apps.engines.vllm.settings",

@@ -15,7 +15,6 @@ from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.figures.registry import with_own
 from pipelines.runners.model_folder import check_model_folder
-from pipelines.runners.model_plan import plan_lines
 from pipelines.runners.task_checks import TaskForms, try_worlds, unread_notes
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS, check_independent
@@ -27,9 +26,10 @@ from serve_apps.config import CPU_HEAD_SIZES
 from serve_apps.engines.port import KINDS, engine_class
 from serve_apps.workflows.alone import task_input
 from stores.by_name import check_extension, open_by_name
+from stores.extensions import extensions
 from stores.team_code import collect_code
 from stores.types import FILTERS, Task, families
-from stores.weights.model_folder import Tensors, read_tensors, why_windowed
+from stores.weights.model_folder import why_windowed
 
 
 def check(config: RunConfig) -> list[str]:
@@ -49,7 +49,11 @@ def check(config: RunConfig) -> list[str]:
     _check_environments(config, workflow)
     notes = [*unread_notes(config), *_check_models(config, workflow), *workflow.preflight(), *check_tools(workflow)]
     notes += _notes_on_code(config)
-    return [*notes, *try_worlds(config, workflow, forms)]
+    notes += try_worlds(config, workflow, forms)
+    for extension in extensions():
+        if extension.notes:
+            notes += open_by_name(extension.notes, place=f"extension {extension.name}")(config)
+    return notes
 
 
 def _notes_on_code(config: RunConfig) -> list[str]:
@@ -198,7 +202,6 @@ def check_tasks(config: RunConfig, *, check: Check | None = None) -> None:
 def _check_models(config: RunConfig, workflow: Workflow) -> list[str]:
     """Checks what each model group starts from; returns notes on what could not be looked at here."""
     notes: list[str] = []
-    models: dict[str, tuple[dict[str, Any], Tensors]] = {}
     for group, settings in config.model_groups.items():
         tiny, serve = config.tiny_model(group), config.serve_config(group)
         max_model_len = serve.max_model_len
@@ -221,7 +224,6 @@ def _check_models(config: RunConfig, workflow: Workflow) -> list[str]:
         key = f"model_groups.{group}.model"
         try:
             checked = check_model_folder(Path(settings.model))
-            models[group] = checked.shape, read_tensors(Path(settings.model))
         except (ValueError, OSError) as error:
             raise ValueError(f"{key}: {error}") from None
         shape = checked.shape
@@ -236,7 +238,7 @@ def _check_models(config: RunConfig, workflow: Workflow) -> list[str]:
             raise ValueError(
                 f"serve.max_model_len = {max_model_len} but the model of {group!r} takes {limit} tokens: lower it"
             )
-    return [*notes, *plan_lines(config, models)]
+    return notes
 
 
 def _check_parsers(config: RunConfig, group: str) -> None:

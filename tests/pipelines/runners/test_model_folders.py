@@ -15,6 +15,8 @@ import pytest
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.runners.validate import check
 from serve_apps.chat import template_process
+from serve_apps.config import CPU_HEAD_SIZES
+from stores.weights.model_folder import why_windowed
 from tests.model_folders import CONFIG, SHAPES, change_json, tensors_of, write_model, write_tensors
 
 pytestmark = pytest.mark.fast
@@ -28,8 +30,8 @@ def changes_of(folder: Path) -> dict[str, Any]:
     return {f"model_groups.{g}.model": str(folder) for g in groups} | {"warmstart.tiny_model": None, "serve.gpus": 1}
 
 
-def config_of(folder: Path) -> RunConfig:
-    return load_config(DEMO, changes_of(folder))
+def config_of(folder: Path, **changes: Any) -> RunConfig:
+    return load_config(DEMO, changes_of(folder) | changes)
 
 
 @pytest.fixture(scope="module")
@@ -331,3 +333,52 @@ def test_a_folder_is_read_without_torch_and_transformers(tmp_path: Path) -> None
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=DEMO.parents[2], check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+KINDS = ["sliding_attention", "full_attention"]
+WINDOWS: dict[str, tuple[dict[str, Any], str]] = {
+    "full": ({"layer_types": ["full_attention"] * 2, "sliding_window": 8}, ""),
+    "gemma 3": ({"model_type": "gemma3_text", "layer_types": KINDS}, "layers of sliding_attention"),
+    "gemma 3 of the first day": ({"model_type": "gemma3_text", "sliding_window_pattern": 6}, "type gemma3_text"),
+    "gemma 3 with pictures": ({"model_type": "gemma3", "text_config": {"layer_types": KINDS}}, "sliding_attention"),
+    "mistral 7B 0.1": ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window = 4096"),
+    "mistral 7B 0.2": ({"model_type": "mistral", "sliding_window": None}, ""),
+    "qwen2.5": ({"model_type": "qwen2", "sliding_window": 32768, "use_sliding_window": False}, ""),
+    "qwen2 with windows": ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}, "= 8"),
+    "llama": ({"model_type": "llama"}, ""),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+def test_layers_with_windows_are_known_by_the_config(case: str) -> None:
+    config, said = WINDOWS[case]
+    assert (said in why_windowed(config)) if said else (why_windowed(config) == "")
+
+
+def test_rows_of_a_model_with_windows_are_padded_and_packing_them_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "gemma")
+    lines = [line for line in check(config_of(folder)) if "padded, not packed" in line]
+    assert len(lines) == 2 and all("train.rows.pack" in line and "gemma2" in line for line in lines)
+    with pytest.raises(ValueError, match=r"train\.rows\.pack = true, but .*sliding_attention.*set it to auto or false"):
+        check(config_of(folder, **{"train.rows.pack": True}))
+    assert not any("packed" in line for line in check(config_of(folder, **{"train.rows.pack": False})))
+    other = write_model(tmp_path / "qwen", "qwen")
+    assert not any("packed" in line for line in check(config_of(other, **{"train.rows.pack": True})))
+    assert json.loads(config_of(other).model_dump_json())["train"]["rows"]["pack"] == "auto"
+
+
+@pytest.mark.nightly
+def test_heads_that_a_cpu_engine_does_not_take_are_refused_on_a_cpu(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, head_dim=16)
+    with pytest.raises(
+        ValueError, match=r"solver_verifier\.model: its attention heads have 16 numbers .* takes 32, 64.*serve\.gpus: 1"
+    ):
+        check(config_of(folder, **{"serve.gpus": 0}))
+    check(config_of(folder))
+
+
+@pytest.mark.nightly
+def test_the_sizes_of_heads_are_those_of_the_engine() -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()

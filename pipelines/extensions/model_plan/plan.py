@@ -1,4 +1,4 @@
-"""model_plan: a run config and its model folders -> dtypes, bytes on disk and memory, in one line per model group.
+"""plan: a run config and its model folders -> dtypes, bytes on disk and memory, in one line per model group.
 
 Reads the headers of the safetensors files; no torch. Memory is an estimate: weights, gradients, moments, activations and what an
 empty process of each kind takes. It is compared with the machine where everything runs on its CPU.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,7 +17,7 @@ import psutil
 from pipelines.config.run_config import RunConfig
 from stores.resources import memory_limit
 from stores.weights.manifest import stored_dtype
-from stores.weights.model_folder import Tensors
+from stores.weights.model_folder import Tensors, read_config, read_tensors
 from train_loops.config import DeepSpeedConfig, TrainConfig
 from train_loops.engine.state_sizes import MOMENTS_BYTES, checkpoint_bytes, version_bytes
 
@@ -53,12 +54,20 @@ class ModelPlan:
         )
 
 
-def plan_lines(config: RunConfig, models: Mapping[str, tuple[dict[str, Any], Tensors]]) -> list[str]:
-    """Returns a line per model group and one on memory.
+def notes(config: RunConfig) -> list[str]:
+    """Returns a line per model group whose folder is on this machine, and one on memory."""
+    folders = {group: settings.model for group, settings in config.model_groups.items() if settings.model}
+    here = {group: Path(folder) for group, folder in folders.items() if "://" not in folder}
+    return plan_lines(config, {group: (_text_shape(folder), read_tensors(folder)) for group, folder in here.items()})
 
-    Args:
-        models: config.json (of the text model) and tensors by model group, as far as their folders are on this machine.
-    """
+
+def _text_shape(folder: Path) -> dict[str, Any]:
+    shape = read_config(folder)
+    return shape | (shape.get("text_config") or {})
+
+
+def plan_lines(config: RunConfig, models: Mapping[str, tuple[dict[str, Any], Tensors]]) -> list[str]:
+    """Returns the lines. Args: models: config.json (of the text model) and tensors by model group, as far as they are here."""
     plans: dict[str, ModelPlan] = {}
     seen: set[str] = set()
     for group, (shape, tensors) in models.items():

@@ -1,25 +1,24 @@
-"""What `troupe validate` says of a model's dtypes, bytes and memory, and of rows that a model cannot have packed."""
+"""What `troupe validate` says of a model's dtypes, bytes and memory."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipelines.config.run_config import RunConfig, load_config
-from pipelines.runners import model_plan
-from pipelines.runners.model_plan import GIB, ModelPlan, plan, plan_lines
+from pipelines.extensions.model_plan import plan as model_plan
+from pipelines.extensions.model_plan.plan import GIB, ModelPlan, plan, plan_lines
 from pipelines.runners.validate import check
-from serve_apps.config import CPU_HEAD_SIZES
-from stores.weights.model_folder import read_config, read_tensors, why_windowed
+from stores.weights.model_folder import read_config, read_tensors
 from tests.model_folders import change_json, write_model
 
 pytestmark = pytest.mark.fast
 
-DEMO = Path(__file__).parents[3] / "infra" / "runs" / "demo.yaml"
+DEMO = Path(__file__).parents[4] / "infra" / "runs" / "demo.yaml"
 GROUP = "solver_verifier"
+AGENTS = {"a": ["solver", "verifier"], "b": ["refiner", "finalizer"]}
 NUM = 57_568
 """1024 x 32 embeddings and, in each of 2 layers, 4 x 16 wide queries, 2 x 16 wide keys and values, 64 wide MLP, norms."""
 
@@ -113,54 +112,3 @@ def test_validate_says_the_plan_and_that_the_machine_is_too_small(
     assert "this machine has 1.0 GiB, too little: lower serve.kv_cache_gib" in check(config)[-1]
     gpus = load_config(DEMO, {"model_groups": models, "warmstart": None, "serve.gpus": 1})
     assert not any(line.startswith("memory:") for line in check(gpus)), "what a GPU has is not known here"
-
-
-GPU = {"serve.gpus": 1}
-AGENTS = {"a": ["solver", "verifier"], "b": ["refiner", "finalizer"]}
-KINDS = ["sliding_attention", "full_attention"]
-WINDOWS: dict[str, tuple[dict[str, Any], str]] = {
-    "full": ({"layer_types": ["full_attention"] * 2, "sliding_window": 8}, ""),
-    "gemma 3": ({"model_type": "gemma3_text", "layer_types": KINDS}, "layers of sliding_attention"),
-    "gemma 3 of the first day": ({"model_type": "gemma3_text", "sliding_window_pattern": 6}, "type gemma3_text"),
-    "gemma 3 with pictures": ({"model_type": "gemma3", "text_config": {"layer_types": KINDS}}, "sliding_attention"),
-    "mistral 7B 0.1": ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window = 4096"),
-    "mistral 7B 0.2": ({"model_type": "mistral", "sliding_window": None}, ""),
-    "qwen2.5": ({"model_type": "qwen2", "sliding_window": 32768, "use_sliding_window": False}, ""),
-    "qwen2 with windows": ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}, "= 8"),
-    "llama": ({"model_type": "llama"}, ""),
-}
-
-
-@pytest.mark.parametrize("case", WINDOWS)
-def test_layers_with_windows_are_known_by_the_config(case: str) -> None:
-    config, said = WINDOWS[case]
-    assert (said in why_windowed(config)) if said else (why_windowed(config) == "")
-
-
-def test_rows_of_a_model_with_windows_are_padded_and_packing_them_is_refused(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, "gemma")
-    lines = [line for line in check(config_of(folder, **GPU)) if "padded, not packed" in line]
-    assert len(lines) == 2 and all("train.rows.pack" in line and "gemma2" in line for line in lines)
-    with pytest.raises(ValueError, match=r"train\.rows\.pack = true, but .*sliding_attention.*set it to auto or false"):
-        check(config_of(folder, **GPU | {"train.rows.pack": True}))
-    assert not any("packed" in line for line in check(config_of(folder, **GPU | {"train.rows.pack": False})))
-    other = write_model(tmp_path / "qwen", "qwen")
-    assert not any("packed" in line for line in check(config_of(other, **GPU | {"train.rows.pack": True})))
-    assert json.loads(config_of(other, **GPU).model_dump_json())["train"]["rows"]["pack"] == "auto"
-
-
-@pytest.mark.nightly
-def test_heads_that_a_cpu_engine_does_not_take_are_refused_on_a_cpu(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, head_dim=16)
-    with pytest.raises(
-        ValueError, match=rf"{GROUP}\.model: its attention heads have 16 numbers .* takes 32, 64.*serve\.gpus: 1"
-    ):
-        check(config_of(folder))
-    check(config_of(folder, **GPU))
-
-
-@pytest.mark.nightly
-def test_the_sizes_of_heads_are_those_of_the_engine() -> None:
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()

@@ -1,0 +1,1 @@
+"""What the models of a run take: dtypes, bytes on disk and memory."""
