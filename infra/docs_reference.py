@@ -162,7 +162,7 @@ def _model_of(field: Json, schema: Json) -> tuple[str, str] | None:
     for option in (field, *field.get("anyOf", ()), *field.get("allOf", ())):
         if "$ref" in option:
             name = option["$ref"].rsplit("/", 1)[1]
-            return (name, "") if "properties" in schema["$defs"][name] else None
+            return (name, "") if schema["$defs"][name].get("properties") else None
         inner = option.get("additionalProperties")
         if isinstance(inner, Mapping) and "$ref" in inner:
             return inner["$ref"].rsplit("/", 1)[1], ".<name>"
@@ -212,7 +212,7 @@ def figures_page() -> str:
     from pipelines.figures.registry import FIGURES
 
     rows = [
-        f"| `{figure.name}` | {_cell(figure.meaning)} | {figure.worse} | {figure.compared_by} | "
+        f"| `{figure.name}` | {_cell(figure.meaning)} | {figure.worse}{', floor both ways' * figure.is_watched_both_ways} | {figure.compared_by} | "
         + " | ".join(map(_limit, (figure.guard, figure.traffic_guard, figure.floor)))
         + " |"
         for figure in FIGURES.values()
@@ -221,8 +221,8 @@ def figures_page() -> str:
         "# Figures\n",
         "What Troupe measures of episodes, answers and training, under one name in the run config, metrics and reports. A guard is the change for",
         "the worse that `promote.guards` or `traffic.guards` allows by default, a floor the least change that raises an alarm",
-        "([a figure of your own](../guides/monitoring.md#a-figure-of-your-own)). Training figures without either are checked for",
-        "warnings.\n",
+        "([a figure of your own](../guides/monitoring.md#a-figure-of-your-own)). Of what is compared by ratio,",
+        "0.5 is half as much more. Training figures without either are checked for warnings.\n",
         "| figure | meaning | worse | compared by | guard | traffic guard | floor |\n|---|---|---|---|---|---|---|",
         *rows,
     ]

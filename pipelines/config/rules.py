@@ -273,15 +273,18 @@ def own_figures_have_names(config: RunSections) -> None:
 
 
 def limits_are_of_figures(config: RunSections) -> None:
-    """Each key of `promote.guards` and `watch.floors` is a figure of Troupe's or of `evaluate.figures`."""
+    """Each key of `promote.guards` and `watch.floors` is a figure of Troupe's or of `evaluate.figures`, of `traffic.guards` one of Troupe's."""
     own = [own_name(path) for path in config.evaluate.figures]
-    for section, limits in (("promote.guards", config.promote.guards), ("watch.floors", config.watch.floors)):
-        known = [*type(limits).model_fields, *own]
+    hint = " A figure of your own needs its path in evaluate.figures"
+    for section, limits, more in (
+        ("promote.guards", config.promote.guards, own),
+        ("watch.floors", config.watch.floors, own),
+        ("traffic.guards", config.traffic.guards, None),
+    ):
+        known = [*limits.DEFAULTS, *(more or ())]
         for name in limits.model_extra or ():
             if name not in known:
-                raise ValueError(
-                    f"unknown key '{section}.{name}'{near(name, known)} A figure of your own needs its path in evaluate.figures"
-                )
+                raise ValueError(f"unknown key '{section}.{name}'{near(name, known)}{'' if more is None else hint}")
 
 
 RULES = (

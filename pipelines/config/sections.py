@@ -423,7 +423,9 @@ class PromoteConfig(Settings):
     min_format_share: float = Field(0.0, ge=0, le=1)
     """The least share of well-formed turns of every agent. A candidate below it is rejected."""
     guards: GuardsConfig = GuardsConfig()
-    """The figures in which a candidate may not be worse than the champion, whatever it gains."""
+    """By the names of figures, of `evaluate.figures` too: how much worse than the champion a candidate may be, whatever it gains;
+    null: any. What is not named has the limit of the page on figures. A guard holds where its whole interval is on the allowed side of
+    the limit; where all of it is on the other side the candidate is rejected, and between the two the decision is inconclusive."""
     max_source_loss: float | None = Field(None, ge=0)
     """The loss in outcome on the tasks of one source beyond which a candidate is rejected, whatever it gains elsewhere;
     null: not checked."""
@@ -469,7 +471,8 @@ class TrafficConfig(Settings):
     poll_s: float = Field(2, gt=0)
     """The time in seconds between two checks of the gateway's figures."""
     guards: TrafficGuardsConfig = TrafficGuardsConfig()
-    """The figures that are compared, with the largest allowed changes."""
+    """By the names of figures: the largest allowed change for the worse; null: any. What is not named has the limit of the page on
+    figures."""
 
     @model_validator(mode="after")
     def _shares_grow(self) -> Self:
@@ -499,7 +502,8 @@ class WatchConfig(Settings):
     """What an alarm of an iteration does. `warn`: it is reported. `fail`: it fails the DAG run, too, and the schedule goes on
     only with force or once the alarm is accepted."""
     floors: WatchFloorsConfig = WatchFloorsConfig()
-    """The least change of each figure that raises an alarm."""
+    """By the names of figures, of `evaluate.figures` too: the least change that raises an alarm; null: 0. What is not named has the
+    floor of the page on figures."""
 
     @model_validator(mode="after")
     def _enough_is_kept(self) -> Self:

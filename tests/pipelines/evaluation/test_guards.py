@@ -15,7 +15,7 @@ from stores.types import Trace
 pytestmark = pytest.mark.fast
 
 Make = Callable[..., Trace]
-OFF = dict.fromkeys(GuardsConfig.model_fields, None)
+OFF = dict.fromkeys(GuardsConfig.DEFAULTS, None)
 
 
 def only(**margins: float) -> GuardsConfig:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.fast
 
 @pytest.mark.parametrize(
     "names",
-    [GuardsConfig.model_fields, TrafficGuardsConfig.model_fields, WatchFloorsConfig.model_fields, NAMES],
+    [GuardsConfig.DEFAULTS, TrafficGuardsConfig.DEFAULTS, WatchFloorsConfig.DEFAULTS, NAMES],
     ids=["promote.guards", "traffic.guards", "watch.floors", "gateway"],
 )
 def test_every_figure_that_is_compared_is_in_the_table(names: list[str]) -> None:
@@ -36,9 +36,9 @@ def test_every_figure_that_is_compared_is_in_the_table(names: list[str]) -> None
 
 
 def test_a_guard_that_can_be_set_can_be_measured() -> None:
-    assert all(FIGURES[name].of_episode is not None for name in GuardsConfig.model_fields)
-    assert set(NAMES) == TrafficGuardsConfig.model_fields.keys()
-    assert set(NAMES) <= WatchFloorsConfig.model_fields.keys(), "every window of the gateway is checked"
+    assert all(FIGURES[name].of_episode is not None for name in GuardsConfig.DEFAULTS)
+    assert set(NAMES) == TrafficGuardsConfig.DEFAULTS.keys()
+    assert set(NAMES) <= WatchFloorsConfig.DEFAULTS.keys(), "every window of the gateway is checked"
 
 
 def test_the_sections_have_the_defaults_of_the_figures() -> None:
@@ -46,7 +46,7 @@ def test_the_sections_have_the_defaults_of_the_figures() -> None:
         "format_share": 0.05, "refusal_share": 0.05, "completion_tokens": 0.5, "turns": 0.5, "tool_calls": 0.5,
         "world_steps": None, "latency_s": None,
     }  # fmt: skip
-    assert WatchFloorsConfig().model_dump()["input_drift"] == 0.2 and len(WatchFloorsConfig.model_fields) == 17
+    assert WatchFloorsConfig().model_dump()["input_drift"] == 0.2 and len(WatchFloorsConfig.DEFAULTS) == 17
     with pytest.raises(ValueError, match="greater than or equal to 0"):
         GuardsConfig(turns=-1)
 
@@ -149,6 +149,7 @@ def test_a_limit_of_ones_own_figure_identifies_a_run() -> None:
             r"unknown key 'promote\.guards\.politeness'; there are .*evaluate\.figures",
         ),
         ({"watch.floors": {"turn": 0.1}}, r"unknown key 'watch\.floors\.turn': did you mean 'turns'\?"),
+        ({"traffic.guards": {"cut_shares": 0.1}}, r"unknown key 'traffic\.guards\.cut_shares': did you mean 'cut_share'\?"),
         ({"evaluate.figures": ["polite.politeness"]}, r"evaluate\.figures\.0: 'polite\.politeness' is not of the form"),
         ({"evaluate.figures": ["polite:turns"]}, r"evaluate\.figures\.0: there is a figure or metric 'turns' already"),
         ({"evaluate.figures": ["polite:reward"]}, r"there is a figure or metric 'reward' already: rename yours"),
@@ -189,14 +190,6 @@ def test_a_guard_needs_a_value_of_the_episode(own: Path) -> None:
 def test_a_figure_may_be_called_as_a_method_of_the_section(name: str) -> None:
     assert GuardsConfig().of(name, 0.3) == 0.3
     assert GuardsConfig.model_validate({name: 0.1}).of(name) == 0.1
-
-
-def test_a_floor_says_in_which_directions_it_is_watched() -> None:
-    said = {name: field.description for name, field in WatchFloorsConfig.model_fields.items()}
-    end = ", as a share of the usual value."
-    assert said["entropy"] == f"The least growth or fall of the entropy of sampling in nats per token{end}"
-    assert said["turns"] == f"The least growth or fall of the turns of an episode{end}"
-    assert GuardsConfig.model_fields["turns"].description.startswith("The largest allowed growth, 0.5")  # type: ignore[union-attr]
 
 
 def test_a_module_that_loads_a_heavy_library_is_refused_with_its_file(

@@ -18,7 +18,7 @@ from pipelines.monitoring.episode_metrics import Estimate, Window, estimate_of
 pytestmark = pytest.mark.fast
 
 CONFIG = WatchConfig()
-BARE = WatchConfig(floors=WatchFloorsConfig(**dict.fromkeys(WatchFloorsConfig.model_fields, 0.0)))
+BARE = WatchConfig(floors=WatchFloorsConfig(**dict.fromkeys(WatchFloorsConfig.DEFAULTS, 0.0)))
 """Without floors, so that rates are those of the statistics alone."""
 
 
