@@ -60,8 +60,6 @@ class ServeConfig(Settings):
     """The time in seconds within which an engine must have started. Raise it for large models and slow disks."""
     health_check_period_s: float = Field(5, gt=0)
     """The time in seconds between two health checks of a replica by Ray Serve."""
-    drain_timeout_s: float = Field(30, gt=0, json_schema_extra=NOT_IDENTITY)
-    """The time in seconds that a replica has to finish its requests once it is asked to stop."""
 
     @property
     def num_seqs(self) -> int:

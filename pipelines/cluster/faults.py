@@ -131,7 +131,7 @@ PARTS = (
     (
         re.compile(r"Collector|_hand_over|MapBatches"),
         "a collector",
-        "collect.episodes_in_flight, collect.write_batch or collect.num_workers",
+        "collect.episodes_in_flight or collect.num_workers",
     ),
     (
         re.compile(r"RayTrainWorker|TrainJobError|train_loops"),

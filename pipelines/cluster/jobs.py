@@ -314,11 +314,18 @@ def _request(
             "troupe_config": config.sha256,
             "dag_run": links.get("TROUPE_DAG_RUN_URL", ""),
         },
-        **({"entrypoint_num_cpus": cluster.num_cpus} if cluster.num_cpus is not None else {}),
-        **({"entrypoint_num_gpus": cluster.num_gpus} if cluster.num_gpus is not None else {}),
-        **({"entrypoint_memory": int(cluster.memory_gib * 1024**3)} if cluster.memory_gib is not None else {}),
-        **({"entrypoint_resources": dict(cluster.resources)} if cluster.resources else {}),
+        **_reserved(cluster.resources),
     }
+
+
+def _reserved(resources: Mapping[str, float]) -> dict[str, Any]:
+    """What a job reserves, under the names of the job API."""
+    kinds = {"CPU": "entrypoint_num_cpus", "GPU": "entrypoint_num_gpus", "memory": "entrypoint_memory"}
+    own = {name: value for name, value in resources.items() if name not in kinds}
+    named = {
+        kinds[name]: int(value) if name == "memory" else value for name, value in resources.items() if name in kinds
+    }
+    return named | ({"entrypoint_resources": own} if own else {})
 
 
 def package(folder: Path) -> tuple[str, bytes]:

@@ -12,6 +12,15 @@ from stores.by_name import how_to_get
 from stores.extensions import SECTIONS
 from stores.urls import without_secrets
 
+GONE = {
+    "collect.write_batch": "128 episodes are stored at once",
+    "serve.drain_timeout_s": "a replica that stops has 30 s for its requests",
+    "cluster.num_cpus": "write cluster.resources: {CPU: 1}",
+    "cluster.num_gpus": "write cluster.resources: {GPU: 1}",
+    "cluster.memory_gib": "write cluster.resources: {memory: 1073741824}, in bytes",
+}
+"""Keys that were settings once, none of which identified a run -> what holds in their place."""
+
 
 def near(name: str, known: Iterable[str]) -> str:
     """Returns the end of a message: the name of `known` that was probably meant, or all there are."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationError, create_model, model_validator
 
-from pipelines.config.messages import explain
+from pipelines.config.messages import GONE, explain
 from pipelines.config.rules import RULES
 from pipelines.config.run_sections import RunSections, merged
 from serve_apps.authoring.yaml_text import read_yaml
@@ -37,6 +37,15 @@ else:  # what an extension adds is known only where it is installed
 
 class RunConfig(_Sections):
     """A run config describes one training of a team: its sections are valid and fit together."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _goes_on(cls, data: Any) -> Any:
+        """Drops keys that are no settings any more: stored runs and teams have them."""
+        for section, key in (place.split(".") for place in GONE):
+            if isinstance(data, dict) and isinstance(own := data.get(section), dict) and key in own:
+                data = data | {section: {name: value for name, value in own.items() if name != key}}
+        return data
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
@@ -94,7 +103,11 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
     Raises ValueError with value, place and fix for anything that is wrong with the file or its content.
     """
-    return parse_config(with_keys(_read_config(Path(path), ()), overrides or {}), str(path))
+    data = with_keys(_read_config(Path(path), ()), overrides or {})
+    for key, _ in _leaves(data):
+        if key in GONE:
+            raise ValueError(f"{path}: {key!r} is no setting any more, {GONE[key]}: drop it")
+    return parse_config(data, str(path))
 
 
 def with_keys(data: dict[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator, model_validator
@@ -123,14 +123,9 @@ class ClusterConfig(Settings):
     """The folder that is uploaded with every job instead, for a cluster that does not share this file system."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     """The runtime environment that Ray gives each job: `pip`, `env_vars`, `image_uri` ..."""
-    num_cpus: float | None = Field(None, ge=0)
-    """The number of CPUs that a job's own process reserves, beside the actors that it starts; null: none."""
-    num_gpus: float | None = Field(None, ge=0)
-    """The number of GPUs that a job's own process reserves; null: none."""
-    memory_gib: float | None = Field(None, gt=0)
-    """The memory in GiB that a job's own process reserves; null: none."""
-    resources: dict[str, float] = Field(default_factory=dict)
-    """The custom Ray resources that a job's own process reserves, by which Ray places it."""
+    resources: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """The Ray resources that a job's own process reserves, beside the actors that it starts: `CPU`, `GPU`, `memory` in bytes, and
+    custom ones, by which Ray places it."""
 
     @field_validator("address")
     @classmethod

@@ -233,8 +233,6 @@ class CollectConfig(Settings):
     """The number of collector processes; each runs many episodes at once."""
     episodes_in_flight: int = Field(512, ge=1, json_schema_extra=NOT_IDENTITY)
     """The number of episodes that one collector runs at once, at most."""
-    write_batch: int = Field(128, ge=1, json_schema_extra=NOT_IDENTITY)
-    """The number of finished episodes that are written in one commit, at most."""
     stage_timeout_s: float = Field(3600, gt=0, json_schema_extra=NOT_IDENTITY)
     """The deadline in seconds of stage collect, at which the watchdog writes the stacks of its processes and ends it."""
     max_failed_share: float = Field(0.1, ge=0, le=1)

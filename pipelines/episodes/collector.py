@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 WRITE_EVERY_S = 0.5
 """A finished episode waits at most this long for company before it is stored, if nothing else finishes."""
+WRITE_BATCH = 128
+"""Finished episodes that are stored in one commit: fewer make more commits, more are lost where a collector ends."""
 TELL_EVERY_S = 2.0
 """How often a collector in which no episode ends says what became of the model calls."""
 
@@ -149,7 +151,6 @@ class Collector:
         call: CallConfig,
         telemetry: TelemetryConfig,
         in_flight: int,
-        write_batch: int,
         place: str,
         num_places: int,
         log: Mapping[str, Any],
@@ -190,7 +191,7 @@ class Collector:
         while left:
             done, left = await asyncio.wait(left, timeout=WRITE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
             finished += [trace for task in done if not task.cancelled() and (trace := task.result()) is not None]
-            if finished and (len(finished) >= write_batch or not left or not done):
+            if finished and (len(finished) >= WRITE_BATCH or not left or not done):
                 await asyncio.to_thread(store.write_episodes, finished, replaced=replaced)
                 with carried(log):
                     log_failed(finished, is_last=not left)

@@ -335,7 +335,7 @@ def _run(
         "early_stop": early_stop,
         "num_places": config.num_workers,
     }
-    work |= {"in_flight": config.episodes_in_flight, "write_batch": config.write_batch, "log": carry()}
+    work |= {"in_flight": config.episodes_in_flight, "log": carry()}
     workers = collectors(config.num_workers)
     shares = [{"place": i, "specs": pickle.dumps(share)} for i, share in enumerate(_deal(specs, len(workers)))]
     data = ray.data.from_items(shares, override_num_blocks=len(shares))

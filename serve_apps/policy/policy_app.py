@@ -38,6 +38,8 @@ from stores.weights.weight_cache import fetch
 logger = logging.getLogger(__name__)
 
 DEPLOYMENT = "Policy"
+DRAIN_TIMEOUT_S = 30
+"""Seconds that a replica has to finish its requests once it is asked to stop."""
 WATCH_S = 0.5
 """How often a replica checks that its engine is alive."""
 
@@ -106,7 +108,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
         max_constructor_retry_count=2,
         health_check_period_s=config.health_check_period_s,
         health_check_timeout_s=max(30.0, 3 * config.health_check_period_s),
-        graceful_shutdown_timeout_s=config.drain_timeout_s,
+        graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.2,
     ).bind(args)
 

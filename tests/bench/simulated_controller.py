@@ -126,7 +126,6 @@ def main() -> None:
             capacity={},
             num_places=1,
             in_flight=in_flight,
-            write_batch=config.collect.write_batch,
             place="0",
             log=carry(),
         )

@@ -100,7 +100,7 @@ def test_who_loses_the_race_to_submit_attaches(server: JobServer, api: JobApi, c
 def test_a_job_carries_its_config_by_value_and_starts_in_the_folder(
     server: JobServer, api: JobApi, config: RunConfig
 ) -> None:
-    placed = config.model_copy(update={"cluster": ClusterConfig(num_cpus=1, memory_gib=0.5, resources={"big": 1})})
+    placed = config.model_copy(update={"cluster": ClusterConfig(resources={"CPU": 1, "memory": 2**29, "big": 1})})
     job, _ = attach(api, placed, WORK, folder="/my work", links={"TROUPE_DAG_RUN_URL": "http://here"})
     request = server.requests[job]
     assert request["metadata"]["dag_run"] == "http://here"

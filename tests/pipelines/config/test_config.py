@@ -381,6 +381,14 @@ def test_no_unknown_key_is_ever_taken(key: str) -> None:
         parse_config(changed({key: 1}), "run.yaml")
 
 
+def test_a_key_that_was_a_setting_once_is_refused_in_a_file_and_a_stored_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(changed({"collect.write_batch": 3})))
+    with pytest.raises(ValueError, match=r"'collect\.write_batch' is no setting any more, 128 episodes .*: drop it"):
+        load_config(tmp_path / "run.yaml")
+    stored = parse_config(changed({"collect.write_batch": 3, "cluster": {"num_cpus": None}}), "the config of a run")
+    assert stored == parse_config(DEMO, "run.yaml")
+
+
 def test_learning_signals_are_given_to_all_groups_or_to_one() -> None:
     changes = {
         "train.agents": {"solver": {"weight": 2.0}, "finalizer": {"weight": 0}},

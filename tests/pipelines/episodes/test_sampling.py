@@ -37,7 +37,6 @@ CONFIG = CollectConfig(
     episodes_per_task=SIZE,
     num_workers=2,
     episodes_in_flight=SIZE,
-    write_batch=2,
     episode=LIMITS,
     call=CallConfig(max_attempts=1),
 )

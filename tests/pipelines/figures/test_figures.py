@@ -149,7 +149,10 @@ def test_a_limit_of_ones_own_figure_identifies_a_run() -> None:
             r"unknown key 'promote\.guards\.politeness'; there are .*evaluate\.figures",
         ),
         ({"watch.floors": {"turn": 0.1}}, r"unknown key 'watch\.floors\.turn': did you mean 'turns'\?"),
-        ({"traffic.guards": {"cut_shares": 0.1}}, r"unknown key 'traffic\.guards\.cut_shares': did you mean 'cut_share'\?"),
+        (
+            {"traffic.guards": {"cut_shares": 0.1}},
+            r"unknown key 'traffic\.guards\.cut_shares': did you mean 'cut_share'\?",
+        ),
         ({"evaluate.figures": ["polite.politeness"]}, r"evaluate\.figures\.0: 'polite\.politeness' is not of the form"),
         ({"evaluate.figures": ["polite:turns"]}, r"evaluate\.figures\.0: there is a figure or metric 'turns' already"),
         ({"evaluate.figures": ["polite:reward"]}, r"there is a figure or metric 'reward' already: rename yours"),
