@@ -22,6 +22,13 @@ from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun, find_runs
 from dags.team_dag import stage_job, stage_pool, team_asset, team_dag, team_job
 
+FORCE = Param(
+    False,
+    type="boolean",
+    title="Train anyway",
+    description="Train even where the schedule would skip: target reached, nothing new, gate rejected.",
+)
+
 
 def train_team(run: ScheduledRun) -> DAG:
     """The DAG of one run config."""
@@ -33,14 +40,7 @@ def train_team(run: ScheduledRun) -> DAG:
         cron=run.settings.cron,
         on_assets=run.settings.on_assets,
         max_active_runs=1 + run.config.loop.max_lag,
-        params={
-            "force": Param(
-                False,
-                type="boolean",
-                title="Train anyway",
-                description="Train even where the schedule would skip: target reached, nothing new, gate rejected.",
-            )
-        },
+        params={"force": FORCE},
     )
 
     with dag:
@@ -88,19 +88,23 @@ def train_team(run: ScheduledRun) -> DAG:
         decided = gate(_result(evaluate, "verdict"), _result(evaluate, "condition"))
         in_service(promote.output)
         if run.config.watch.on_alarm == "fail":
-
-            @task.branch(task_id="watched")
-            def watched(check: Any) -> str | None:
-                return "alarm" if check["state"] == "alarm" else None
-
-            @task(task_id="alarm", retries=0)
-            def alarm(check: Any) -> None:
-                raise AirflowFailException(f"an alarm holds the schedule: {check['reason']}")
-
-            check = _result(record, "watch")
-            watched(check) >> alarm(check)
+            _fail_on_alarm(_result(record, "watch"))
         begin >> collect >> score >> train >> sync >> evaluate >> decided >> [promote, report] >> record
     return dag
+
+
+def _fail_on_alarm(check: Any) -> None:
+    """Adds the tasks that fail the DAG run where the check of an iteration's figures says so."""
+
+    @task.branch(task_id="watched")
+    def watched(check: Any) -> str | None:
+        return "alarm" if check["state"] == "alarm" else None
+
+    @task(task_id="alarm", retries=0)
+    def alarm(check: Any) -> None:
+        raise AirflowFailException(f"an alarm holds the schedule: {check['reason']}")
+
+    watched(check) >> alarm(check)
 
 
 def _result(job: RayJobOperator, key: str) -> Any:

@@ -24,7 +24,8 @@ import numpy as np
 import ray
 
 from pipelines.cluster.observe import episode_points, log_failed
-from serve_apps.config import CallConfig, TelemetryConfig
+from pipelines.config.sections import CollectConfig
+from serve_apps.config import CallConfig
 from serve_apps.episode.runner import run_episode
 from serve_apps.episode.team import ActingTeam, TeamSpec, via
 from serve_apps.episode_spec import EpisodeSpec
@@ -148,11 +149,8 @@ class Collector:
         apps: Mapping[str, str],
         capacity: Mapping[str, int],
         store: TraceStore,
-        call: CallConfig,
-        telemetry: TelemetryConfig,
-        in_flight: int,
+        config: CollectConfig,
         place: str,
-        num_places: int,
         log: Mapping[str, Any],
         replaced: Sequence[Cause] = (),
         early_stop: EarlyStop | None = None,
@@ -160,31 +158,17 @@ class Collector:
         """Yields the summary of every batch of episodes once it is stored.
 
         A restarted collector is handed the same specs again and skips what is stored. Args: capacity: by application, the
-        model calls that may be under way at once, for all `num_places` collectors together.
+        model calls that may be under way at once, for all collectors together.
         """
-        await asyncio.to_thread(begin_export, telemetry, service="troupe-episodes")
-        team: ActingTeam = team_spec.build()
-        for line in team.workflow.preflight():
-            logger.info("%s", line)
-        client = self.client(
-            apps, call, {app: share_of(total, int(place), num_places) for app, total in capacity.items()}
-        )
-        complete = via(client)
+        await asyncio.to_thread(begin_export, config.telemetry, service="troupe-episodes")
+        shares = {app: share_of(total, int(place), config.num_workers) for app, total in capacity.items()}
+        client = self.client(apps, config.call, shares)
         told, told_at = client.counts, time.monotonic()
-        slots = asyncio.Semaphore(in_flight)
-
         stop_state = _EarlyStopState(early_stop) if early_stop else None
-        if early_stop and stop_state:
+        if early_stop and stop_state:  # before anything is awaited: a call of `stop` may come from now on
             self._stop_states = {early_stop.pass_id: stop_state}
-
-        async def play(spec: EpisodeSpec) -> Trace | None:
-            async with slots:
-                if stop_state and not stop_state.lets_in(spec.group_id):
-                    return None
-                return await run_episode(spec, team=team, complete=complete, limits=team_spec.limits)
-
         missing = await asyncio.to_thread(_missing, specs, store, replaced)
-        left = {asyncio.create_task(play(spec)) for spec in missing}
+        left = _start(missing, team_spec, client, stop_state, in_flight=config.episodes_in_flight)
         if stop_state:
             stop_state.tasks = set(left)
         finished: list[Trace] = []
@@ -195,7 +179,7 @@ class Collector:
                 await asyncio.to_thread(store.write_episodes, finished, replaced=replaced)
                 with carried(log):
                     log_failed(finished, is_last=not left)
-                send(episode_points(finished, num_in_flight=min(len(left), in_flight), collector=place))
+                send(episode_points(finished, num_in_flight=min(len(left), config.episodes_in_flight), collector=place))
                 summary, finished = _summary(finished), []
             elif not done and (stop_state or time.monotonic() > told_at + TELL_EVERY_S):
                 summary = PULSE
@@ -215,6 +199,29 @@ class Collector:
         from serve_apps.policy.serve_client import ServeClient
 
         return ServeClient(dict(apps), call, capacity=capacity)
+
+
+def _start(
+    specs: Sequence[EpisodeSpec],
+    team_spec: TeamSpec,
+    client: CountingClient,
+    stop_state: _EarlyStopState | None,
+    *,
+    in_flight: int,
+) -> set[asyncio.Task[Trace | None]]:
+    """Starts to play the episodes, `in_flight` at once, in their order; the result of one that is not let in is None."""
+    team: ActingTeam = team_spec.build()
+    for line in team.workflow.preflight():
+        logger.info("%s", line)
+    complete, slots = via(client), asyncio.Semaphore(in_flight)
+
+    async def play(spec: EpisodeSpec) -> Trace | None:
+        async with slots:
+            if stop_state and not stop_state.lets_in(spec.group_id):
+                return None
+            return await run_episode(spec, team=team, complete=complete, limits=team_spec.limits)
+
+    return {asyncio.create_task(play(spec)) for spec in specs}
 
 
 def share_of(total: int, place: int, num_places: int) -> int:

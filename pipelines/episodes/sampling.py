@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray.data
@@ -201,33 +200,19 @@ def play_specs(
     todo = [spec for spec in specs if spec.episode_id not in stored_ids]
     if reason := groups.stopped_by(0.0):
         todo = [spec for spec in todo if reason != "enough" and spec.group_id in groups.begun]
-    statuses, causes = Counter[str](), Counter[str]()
-    num_new, num_tokens, first, last = 0, 0, np.inf, 0.0
-    pace = Pace(len(todo))
+    tally = _Tally(Pace(len(todo)))
     if todo:
+        num_kept = len(specs) - len(todo)
         if progress:
-            progress(len(specs) - len(todo), len(specs), "")  # clears what the pass before reported
+            progress(num_kept, len(specs), "")  # clears what the pass before reported
         store.begin(run_id=sampling_pass.run_id, iteration=sampling_pass.iteration)
-        work: dict[str, Any] = {
-            "team_spec": sampling_pass.team_spec,
-            "apps": dict(sampling_pass.apps),
-            "capacity": dict(sampling_pass.capacity),
-        }
-        # "replaced" is of the episodes in `todo` only.
-        work |= {"store": store, "replaced": (*MISSING, Cause.POLICY) if again else ()}
-        for row in _run(todo, groups, work=work, config=config):
-            num_new += int(row["num"])
-            num_tokens += int(row["num_tokens"])
-            pace.add(
-                CallCounts(**json.loads(row["calls"])), num_episodes=int(row["num"]), num_tokens=int(row["num_tokens"])
-            )
-            if row["num"]:
-                first, last = min(first, row["started_at"]), max(last, row["ended_at"])
-            statuses.update(json.loads(row["statuses"]))
-            causes.update(json.loads(row["causes"]))
+        # What may be replaced is of the episodes in `todo` only.
+        replaced = (*MISSING, Cause.POLICY) if again else ()
+        for row in _run(todo, groups, sampling_pass, replaced=replaced):
+            tally.add(row)
             if progress:
-                progress(len(specs) - len(todo) + num_new, len(specs), pace.describe())
-        if repeats := repeats_in_words(pace.calls):
+                progress(num_kept + tally.num_new, len(specs), tally.pace.describe())
+        if repeats := repeats_in_words(tally.pace.calls):
             logger.warning("%s", repeats)
         stored = store.stored_episodes(**where, with_tokens=counts_tokens)
         groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
@@ -243,18 +228,38 @@ def play_specs(
     excluded = set(stored["group_id"].to_pylist()) - complete - set(kept_groups)
     return Sampled(
         traces=store.pin_episodes(**where, excluded_groups=sorted(excluded)),
-        num_new=num_new,
+        num_new=tally.num_new,
         num_kept=len(stored_ids),
-        statuses=dict(statuses),
-        causes=dict(causes),
-        num_tokens=num_tokens,
-        sampling_seconds=max(0.0, last - first) if num_new else 0.0,
+        statuses=dict(tally.statuses),
+        causes=dict(tally.causes),
+        num_tokens=tally.num_tokens,
+        sampling_seconds=max(0.0, tally.last - tally.first) if tally.num_new else 0.0,
         seconds=time.perf_counter() - began,
         groups=sorted(complete),
         stopped_by=stopped_by,
         tasks_left=[groups.task_of[group] for group in groups.left_out],
-        calls=pace.calls,
+        calls=tally.pace.calls,
     )
+
+
+class _Tally:
+    """What the collectors of a pass have reported, summed up."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+        self.statuses, self.causes = Counter[str](), Counter[str]()
+        self.num_new = self.num_tokens = 0
+        self.first, self.last = float("inf"), 0.0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        num, num_tokens = int(row["num"]), int(row["num_tokens"])
+        self.num_new += num
+        self.num_tokens += num_tokens
+        self.pace.add(CallCounts(**json.loads(row["calls"])), num_episodes=num, num_tokens=num_tokens)
+        if num:
+            self.first, self.last = min(self.first, row["started_at"]), max(self.last, row["ended_at"])
+        self.statuses.update(json.loads(row["statuses"]))
+        self.causes.update(json.loads(row["causes"]))
 
 
 def _to_repeat(stored: pa.Table, groups: Groups, *, store: TraceStore, limit: float) -> list[str]:
@@ -314,14 +319,15 @@ def _check_contexts(stored: pa.Table, complete: set[str], *, config: CollectConf
 
 
 def _run(
-    specs: Sequence[EpisodeSpec], groups: Groups, *, work: Mapping[str, Any], config: CollectConfig
+    specs: Sequence[EpisodeSpec], groups: Groups, sampling_pass: Pass, *, replaced: Sequence[Cause]
 ) -> Iterator[dict[str, Any]]:
     """Rows {num, statuses, causes, groups, calls, num_tokens, started_at, ended_at}: one per batch of episodes, as they are
     written, and in between some of no episode, with what became of model calls.
 
-    Counts them in `groups`, and has the collectors stop as soon as these say so. Args: work: further arguments of
-    `Collector.run`.
+    Counts them in `groups`, and has the collectors stop as soon as these say so. Args: replaced: causes of stored failures that the
+    episodes replace.
     """
+    config = sampling_pass.config
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -329,13 +335,15 @@ def _run(
     context.target_max_block_size = 1  # hands on every batch at once, so that progress is shown as it happens
     early_stop = EarlyStop(begun=frozenset(groups.begun), open_s=groups.seconds_left) if groups.may_stop else None
     work = {
-        **work,
-        "call": config.call,
-        "telemetry": config.telemetry,
+        "team_spec": sampling_pass.team_spec,
+        "apps": dict(sampling_pass.apps),
+        "capacity": dict(sampling_pass.capacity),
+        "store": sampling_pass.store,
+        "replaced": replaced,
+        "config": config,
         "early_stop": early_stop,
-        "num_places": config.num_workers,
+        "log": carry(),
     }
-    work |= {"in_flight": config.episodes_in_flight, "log": carry()}
     workers = collectors(config.num_workers)
     shares = [{"place": i, "specs": pickle.dumps(share)} for i, share in enumerate(_deal(specs, len(workers)))]
     data = ray.data.from_items(shares, override_num_blocks=len(shares))

@@ -121,11 +121,8 @@ def main() -> None:
             team_spec=team_spec,
             apps={},
             store=store,
-            call=config.collect.call,
-            telemetry=config.collect.telemetry,
+            config=config.collect.model_copy(update={"num_workers": 1, "episodes_in_flight": in_flight}),
             capacity={},
-            num_places=1,
-            in_flight=in_flight,
             place="0",
             log=carry(),
         )
