@@ -88,7 +88,7 @@ class ProgramEpisode:
     responses: KeptResponses = field(default_factory=lambda: KeptResponses(max_characters=1_000_000))
     """What its program may continue by `previous_response_id`, by agent."""
     _num_calls: int = 0
-    _num_named: Counter[str] = field(default_factory=Counter)
+    _num_asked: Counter[str] = field(default_factory=Counter)
     _conversations: dict[str, Conversations] = field(default_factory=dict)
     _asked: dict[str, _Asked] = field(default_factory=dict)
     _unread: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -189,9 +189,11 @@ class ProgramEpisode:
         reader = AnswerReader.of(request, tokenizer, team.parsers_of(team.group_of[agent]), prompt.text)
         constraint = await prepared_constraint(request, reader)
         # Some templates show the ids of calls: an episode that is played again, or by another team, must read the same ones.
-        self._num_named[agent] += 1
+        # So they come from what was asked: conversations at once reach this line in another order each time.
+        asked = f"{agent}/{prompt.text}"
+        self._num_asked[asked] += 1
         spec = self.recorder.spec
-        place = f"{spec.task.task_id}/{spec.episode_index}/{agent}/{self._num_named[agent]}"
+        place = f"{spec.task.task_id}/{spec.episode_index}/{asked}/{self._num_asked[asked]}"
         prefix = f"call_{sha256(place.encode()).hexdigest()[:12]}"
         turn, parsed = await self._turn(
             agent,

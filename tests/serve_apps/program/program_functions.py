@@ -56,10 +56,16 @@ async def asks_again_after_a_tool(prompt: str, client: Any) -> str:
 
 async def conversations_at_once(prompt: str, client: Any) -> str:
     """Three conversations of one agent, each with a tool, at once."""
-    answers = await asyncio.gather(
-        *(_conversation(client, [f"{prompt} in {city}"]) for city in ("Rome", "Bonn", "Oslo"))
-    )
-    return " ".join(answers)
+    return await _at_once(prompt, client, ["Rome", "Bonn", "Oslo"])
+
+
+async def conversations_in_another_order(prompt: str, client: Any) -> str:
+    """The same, as they reach a busy machine another time."""
+    return await _at_once(prompt, client, ["Oslo", "Rome", "Bonn"])
+
+
+async def _at_once(prompt: str, client: Any, cities: list[str]) -> str:
+    return " ".join(await asyncio.gather(*(_conversation(client, [f"{prompt} in {city}"]) for city in cities)))
 
 
 async def _conversation(client: Any, questions: list[str]) -> str:

@@ -550,8 +550,14 @@ def test_a_program_that_ends_takes_along_what_it_left_running(tiny_model: Path) 
     assert trace.duration_s < 20
 
 
-@pytest.mark.parametrize("function", ["asks_again_after_a_tool", "conversations_at_once"])
-def test_an_episode_that_is_played_again_has_the_same_prompts(function: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("function", "played_again"),
+    [
+        ("asks_again_after_a_tool", "asks_again_after_a_tool"),
+        ("conversations_at_once", "conversations_in_another_order"),
+    ],
+)
+def test_an_episode_that_is_played_again_has_the_same_prompts(function: str, played_again: str, tmp_path: Path) -> None:
     """Mistral's template shows the ids of calls."""
     folder = build("mistral", tmp_path / "m")
 
@@ -559,8 +565,7 @@ def test_an_episode_that_is_played_again_has_the_same_prompts(function: str, tmp
         is_first = '"role": "tool"' not in call.inputs["messages"]
         return '[TOOL_CALLS][{"name": "calculate", "arguments": {"expression": "6*8"}}]' if is_first else "48"
 
-    program = Program(ONE, function=f"{HERE}:{function}")
-    first, again = (play(program, folder, says) for _ in range(2))
+    first, again = (play(Program(ONE, function=f"{HERE}:{name}"), folder, says) for name in (function, played_again))
     assert (first.status, first.error) == (EpisodeStatus.OK, "")
     prompts = [sorted(tuple(turn.prompt_token_ids) for turn in trace.turns) for trace in (first, again)]
     assert prompts[0] == prompts[1] and len(first.tool_calls) > 0

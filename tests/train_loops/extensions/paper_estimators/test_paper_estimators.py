@@ -78,4 +78,5 @@ def test_what_is_whitened_has_mean_0_and_deviation_1_or_is_all_0(name: str, over
     for agent in {""} if over == "all" else set(table.agents):
         x = np.concatenate([a for a, of in zip(advantages, table.agents, strict=True) if agent in ("", of)])
         assert x.mean() == pytest.approx(0, abs=1e-7)
-        assert not x.any() or x.std(ddof=1) == pytest.approx(1, abs=1e-6)
+        # What is added below the root counts where scores are close.
+        assert not x.any() or x.std(ddof=1) == pytest.approx(1, abs=1e-4)
