@@ -30,7 +30,6 @@ BENCHES = {
     "cli": "tests.bench.command_line",
     "traces": "tests.bench.trace_store",
     "growth": "tests.bench.growth",
-    "controller": "tests.bench.controller",
     "controllers": "tests.bench.controllers",
     "sync": "tests.bench.weight_sync",
     "adapters": "tests.bench.adapters",

@@ -69,14 +69,14 @@ def measure(folder: Path) -> list[Figure]:
     whole_s, adapters_s = (statistics.median(seconds[app]) for app in (WHOLE, SHARED))
     size = sum(store.manifest(refs[1]).size_bytes for refs in adapters.values())
     return [
-        Figure(name="sync of the whole model, 100M", value=whole_s, unit="s", note=f"median of {NUM_SYNCS}"),
+        Figure("sync of the whole model, 100M", whole_s, "s", note=f"median of {NUM_SYNCS}"),
         Figure(
-            name=f"sync of {len(GROUPS)} adapters of it",
-            value=adapters_s,
-            unit="s",
+            f"sync of {len(GROUPS)} adapters of it",
+            adapters_s,
+            "s",
             note=f"{size / 1e6:.1f} MB beside {store.manifest(base).size_bytes / 1e6:.0f} MB, rank {lora.rank}",
         ),
-        Figure(name="adapters / whole model", value=adapters_s / whole_s, unit="x", limit=0.5, is_upper=True),
+        Figure("adapters / whole model", adapters_s / whole_s, "x", most=0.5),
         ratio("bytes, whole model / adapters", store.manifest(base).size_bytes, size),
         ratio(
             "tokens/s, adapters / whole model",
@@ -85,7 +85,7 @@ def measure(folder: Path) -> list[Figure]:
             least=0.7,
             note=f"{NUM_REQUESTS} requests of {NUM_TOKENS} tokens, median of {NUM_PASSES}",
         ),
-        Figure(name="replica processes kept", value=float(is_in_place), limit=1.0),
+        Figure("replica processes kept", float(is_in_place), least=1.0),
     ]
 
 

@@ -78,25 +78,22 @@ def _figures(
     where = ", ".join(f"{name} {parts[part]:.1f}" for part, name in PARTS.items() if part not in ("task", "work"))
     return [
         Figure(
-            name="added per stage, Airflow's iteration - the local one's, over six stages, a job per iteration",
-            value=(walls[0] - local) / len(STAGES),
-            unit="s",
-            limit=LIMIT_S,
-            is_upper=True,
+            "added per stage, Airflow's iteration - the local one's, over six stages, a job per iteration",
+            (walls[0] - local) / len(STAGES),
+            "s",
+            most=LIMIT_S,
             note=f"iteration {walls[0]:.1f} s by Airflow, {local:.1f} s by the local runner; begin, gate and record {others[0]:.1f} s of it",
         ),
         Figure(
-            name="the same, a job per stage",
-            value=(walls[1] - local) / len(STAGES),
-            unit="s",
+            "the same, a job per stage",
+            (walls[1] - local) / len(STAGES),
+            "s",
             note=f"iteration {walls[1]:.1f} s by Airflow; begin, gate and record {others[1]:.1f} s of it",
         ),
-        Figure(name="task - work, a job per stage", value=parts["task"] - parts["work"], unit="s", note=each),
-        Figure(name="where it goes: Airflow", value=parts["before"] + parts["after"], unit="s", note=where),
-        Figure(name="where it goes: the job around the work", value=parts["up"] + parts["down"], unit="s"),
-        Figure(
-            name="floor: an empty Ray job", value=empty, unit="s", note=f"that only joins the cluster: {joining:.1f} s"
-        ),
+        Figure("task - work, a job per stage", parts["task"] - parts["work"], "s", note=each),
+        Figure("where it goes: Airflow", parts["before"] + parts["after"], "s", note=where),
+        Figure("where it goes: the job around the work", parts["up"] + parts["down"], "s"),
+        Figure("floor: an empty Ray job", empty, "s", note=f"that only joins the cluster: {joining:.1f} s"),
     ]
 
 

@@ -30,10 +30,9 @@ def _seconds(name: str, command: list[str], *, limit: float) -> Figure:
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         seconds.append(time.perf_counter() - began)
     return Figure(
-        name=name,
-        value=statistics.median(seconds[1:]),
-        unit="s",
-        limit=limit,
-        is_upper=True,
+        name,
+        statistics.median(seconds[1:]),
+        "s",
+        most=limit,
         note=f"median of {NUM_CALLS} after one that fills the file cache",
     )

@@ -3,49 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
-    """One number."""
+    """One number; a limit is the least or the most that is allowed."""
 
     name: str
     value: float
     unit: str = ""
     """`x` for a ratio."""
-    limit: float | None = None
-    is_upper: bool = False
-    """Whether `limit` is the most that is allowed; else it is the least."""
+    _: KW_ONLY
+    least: float | None = None
+    most: float | None = None
     note: str = ""
 
     @property
     def verdict(self) -> str:
         """`ok` or `MISSED`; empty without a limit. A value that is not a number misses."""
-        if self.limit is None:
+        if self.least is None and self.most is None:
             return ""
-        is_met = self.value <= self.limit if self.is_upper else self.value >= self.limit
+        is_met = (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
         return "ok" if is_met else "MISSED"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only, the verdict included."""
-        return {
-            "name": self.name,
-            "value": self.value,
-            "unit": self.unit,
-            "limit": self.limit,
-            "is_upper": self.is_upper,
-            "verdict": self.verdict,
-            "note": self.note,
-        }
+        return asdict(self) | {"verdict": self.verdict}
 
 
 def ratio(name: str, ours: float, peer: float, *, least: float | None = None, note: str = "") -> Figure:
     """`ours / peer`, both rates."""
-    return Figure(name=name, value=ours / max(peer, 1e-12), unit="x", limit=least, note=note)
+    return Figure(name, ours / max(peer, 1e-12), "x", least=least, note=note)
 
 
 def figures_table(benches: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -66,7 +58,8 @@ def _rows(entry: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
     if entry["error"]:
         yield "[red]crashed[/]", "", "", "", entry["error"]
     for figure in entry["figures"]:
-        limit = "" if figure["limit"] is None else f"{'<=' if figure['is_upper'] else '>='} {figure['limit']:g}"
+        bounds = {">=": figure.get("least"), "<=": figure.get("most")}
+        limit = " ".join(f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None)
         style = {"ok": "[green]ok[/]", "MISSED": "[bold red]MISSED[/]", "": ""}[figure["verdict"]]
         yield figure["name"], f"{_number(figure['value'])} {figure['unit']}".strip(), limit, style, figure["note"]
 

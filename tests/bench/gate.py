@@ -68,10 +68,9 @@ def _no_better() -> Iterator[Figure]:
         now, before = promoted(setting)
         for shares, looks in _looks(setting):
             yield Figure(
-                name=f"promoted, {setting}, {looks}",
-                value=now[shares],
-                limit=0.03,
-                is_upper=True,
+                f"promoted, {setting}, {looks}",
+                now[shares],
+                most=0.03,
                 note=f"of {NUM_PAIRS}" + ("" if shares else f"; {before[0]:.3f} with failures left out"),
             )
 
@@ -87,10 +86,9 @@ def _few_differ() -> Iterator[Figure]:
             gain = paired_interval(_named(wins), _named(wins ^ differs), Resampling(num_samples=NUM_SAMPLES))
             num_promoted += _verdict(gain, None) == "promote"
         yield Figure(
-            name=f"promoted, equal, {share:.0%} of {num_tasks} tasks differ",
-            value=num_promoted / NUM_PAIRS,
-            limit=0.03,
-            is_upper=True,
+            f"promoted, equal, {share:.0%} of {num_tasks} tasks differ",
+            num_promoted / NUM_PAIRS,
+            most=0.03,
             note=f"of {NUM_PAIRS}",
         )
 
@@ -102,10 +100,9 @@ def _worse_by_the_margin() -> Iterator[Figure]:
         champion = np.ones(num_tasks, dtype=bool)
         lows = [exact_interval(_named(rng.random(num_tasks) >= margin), _named(champion)).low for _ in range(NUM_PAIRS)]
         yield Figure(
-            name=f"certainly not {margin:g} worse, {num_tasks} tasks, worse by {margin:g}, mcnemar",
-            value=sum(low > -margin for low in lows) / NUM_PAIRS,
-            limit=0.04,
-            is_upper=True,
+            f"certainly not {margin:g} worse, {num_tasks} tasks, worse by {margin:g}, mcnemar",
+            sum(low > -margin for low in lows) / NUM_PAIRS,
+            most=0.04,
             note=f"of {NUM_PAIRS}",
         )
 
@@ -131,10 +128,9 @@ def _rarely_at_0() -> Iterator[Figure]:
         now, before = promoted_by / GRADED_PAIRS
         moving = f", {moved:.0%} of tasks move" if moved < 1 else ""
         yield Figure(
-            name=f"promoted, {points:+d} points, 0 on {share:.1%} of {num_tasks} tasks{moving}",
-            value=now,
-            limit=0.03,
-            is_upper=True,
+            f"promoted, {points:+d} points, 0 on {share:.1%} of {num_tasks} tasks{moving}",
+            now,
+            most=0.03,
             note=f"of {GRADED_PAIRS}; {before:.3f} by the bootstrap",
         )
 
@@ -152,10 +148,9 @@ def _of_families() -> Iterator[Figure]:
             promoted_by += _promotes(pair, families)
         now, before = promoted_by / GRADED_PAIRS
         yield Figure(
-            name=f"promoted, equal, {num_tasks} tasks in families of {size}, {'graded' if is_graded else '0 or 1'}",
-            value=now,
-            limit=0.03,
-            is_upper=True,
+            f"promoted, equal, {num_tasks} tasks in families of {size}, {'graded' if is_graded else '0 or 1'}",
+            now,
+            most=0.03,
             note=f"of {GRADED_PAIRS}; {before:.3f} by the bootstrap of tasks",
         )
 
@@ -170,8 +165,8 @@ def _better_by_degrees() -> Iterator[Figure]:
             promoted_by += _promotes(_graded(differences))
         now, before = promoted_by / GRADED_PAIRS
         yield Figure(
-            name=f"power against the bootstrap, graded, {points:+d} points, spread {spread:g}, {num_tasks} tasks",
-            value=now - before,
+            f"power against the bootstrap, graded, {points:+d} points, spread {spread:g}, {num_tasks} tasks",
+            now - before,
             note=f"{now:.3f} of {GRADED_PAIRS} promoted, {before:.3f} by the bootstrap",
         )
 
@@ -199,9 +194,9 @@ def _better() -> Iterator[Figure]:
         now, before = promoted(setting)
         for shares, looks in _looks(setting):
             yield Figure(
-                name=f"power against left out, {setting}, {looks}",
-                value=now[shares] - before[shares],
-                limit=None if missing else -0.03,
+                f"power against left out, {setting}, {looks}",
+                now[shares] - before[shares],
+                least=None if missing else -0.03,
                 note=f"{now[shares]:.3f} of {NUM_PAIRS} promoted, {before[shares]:.3f} with failures left out",
             )
 

@@ -78,7 +78,7 @@ def _beside_vllm(shape: str, model: Path, folder: Path) -> list[Figure]:
         latencies = np.concatenate([x.latencies for x in loads])
         rate = len(latencies) / sum(x.seconds for x in loads)
         p50, p99 = np.percentile(latencies, (50, 99))
-        figures.append(Figure(name=f"{shape}: {who}, requests/s", value=rate, note=f"p50 {p50:.3f} s, p99 {p99:.3f} s"))
+        figures.append(Figure(f"{shape}: {who}, requests/s", rate, note=f"p50 {p50:.3f} s, p99 {p99:.3f} s"))
     return figures + _overload(shape, *ours)
 
 
@@ -89,15 +89,9 @@ def _overload(shape: str, url: str, model: str) -> list[Figure]:
     shed = load.statuses[429] + load.statuses[503]
     lost = sum(num for status, num in load.statuses.items() if status not in (200, 429, 503))
     return [
-        Figure(
-            name=f"{shape}: share shed at 3x", value=shed / max(1, load.statuses.total()), note=str(dict(load.statuses))
-        ),
-        Figure(name=f"{shape}: accepted requests lost at 3x", value=float(lost), limit=0.0, is_upper=True),
-        Figure(
-            name=f"{shape}: answered share right after",
-            value=after.statuses[200] / max(1, after.statuses.total()),
-            limit=1.0,
-        ),
+        Figure(f"{shape}: share shed at 3x", shed / max(1, load.statuses.total()), note=str(dict(load.statuses))),
+        Figure(f"{shape}: accepted requests lost at 3x", float(lost), most=0.0),
+        Figure(f"{shape}: answered share right after", after.statuses[200] / max(1, after.statuses.total()), least=1.0),
     ]
 
 

@@ -68,28 +68,14 @@ def measure(folder: Path) -> list[Figure]:
             _measure(run, number, episodes, costs[str(moment)])
         done = numbers[-1]
     sizes = [
-        Figure(
-            name="report.html at 1,000",
-            value=_size(f"{run.folder}/report.html"),
-            unit="bytes",
-            limit=MOST_PAGE_BYTES,
-            is_upper=True,
-        ),
-        Figure(
-            name="journal at 1,000",
-            value=sum(_size(str(file)) for file in Path(run.folder).glob("journal.db*")) / 1e6,
-            unit="MB",
-        ),
-        Figure(name="trace store at 1,000", value=_size(run.traces_uri) / 1e6, unit="MB", note="never maintained"),
+        Figure("report.html at 1,000", _size(f"{run.folder}/report.html"), "bytes", most=MOST_PAGE_BYTES),
+        Figure("journal at 1,000", sum(_size(str(file)) for file in Path(run.folder).glob("journal.db*")) / 1e6, "MB"),
+        Figure("trace store at 1,000", _size(run.traces_uri) / 1e6, "MB", note="never maintained"),
     ]
     began = time.perf_counter()
     tables = run.traces.tables(run.run_id)
     run.traces.compact(drop_before=dict.fromkeys(tables, 0))
-    sizes.append(
-        Figure(
-            name="compact all tables once", value=time.perf_counter() - began, unit="s", note=f"{len(tables)} tables"
-        )
-    )
+    sizes.append(Figure("compact all tables once", time.perf_counter() - began, "s", note=f"{len(tables)} tables"))
     costs["1000, maintained"] = {}
     for number in range(NUM_ITERATIONS + 1, NUM_ITERATIONS + 4):
         _measure(run, number, episodes, costs["1000, maintained"])
@@ -134,16 +120,7 @@ def _ratios(costs: Mapping[str, Costs]) -> list[Figure]:
                 f"{first[0]:.3f} s -> {now[0]:.3f} s; CPU {first[1]:.3f} s -> {now[1]:.3f} s, {now[1] / first[1]:.2f}x"
             )
             limit = None if moment == "100" else MOST
-            figures.append(
-                Figure(
-                    name=f"{name}, {moment} / 10",
-                    value=now[0] / first[0],
-                    unit="x",
-                    limit=limit,
-                    is_upper=True,
-                    note=note,
-                )
-            )
+            figures.append(Figure(f"{name}, {moment} / 10", now[0] / first[0], "x", most=limit, note=note))
     return figures
 
 

@@ -24,17 +24,11 @@ def measure(folder: Path) -> list[Figure]:
     mib = {what: (rss - seen.rss_before) / 2**20 for what, rss in (("peak", seen.rss_peak), ("end", seen.rss_after))}
     asked = f"{len(seen.health_s)} times during {len(seen.statuses)} attacks, p99 {late:.3f} s; slowest: {name}"
     return [
-        Figure(name="/health, slowest answer (s)", value=max(seen.health_s), limit=0.5, is_upper=True, note=asked),
-        Figure(name="event loop, longest stretch (s of processor)", value=seen.loop_s, limit=0.5, is_upper=True),
-        Figure(name="memory, growth at its peak (MiB)", value=mib["peak"], limit=200.0, is_upper=True),
-        Figure(name="memory, growth at the end (MiB)", value=mib["end"], limit=200.0, is_upper=True),
-        Figure(
-            name="requests of honest callers that failed",
-            value=float(num_lost),
-            limit=0.0,
-            is_upper=True,
-            note=str(dict(seen.honest)),
-        ),
-        Figure(name="attacks with a server error", value=float(errors), limit=0.0, is_upper=True),
-        Figure(name="failure share of the teams", value=failures, limit=0.0, is_upper=True),
+        Figure("/health, slowest answer (s)", max(seen.health_s), most=0.5, note=asked),
+        Figure("event loop, longest stretch (s of processor)", seen.loop_s, most=0.5),
+        Figure("memory, growth at its peak (MiB)", mib["peak"], most=200.0),
+        Figure("memory, growth at the end (MiB)", mib["end"], most=200.0),
+        Figure("requests of honest callers that failed", float(num_lost), most=0.0, note=str(dict(seen.honest))),
+        Figure("attacks with a server error", float(errors), most=0.0),
+        Figure("failure share of the teams", failures, most=0.0),
     ]

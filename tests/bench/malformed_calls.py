@@ -49,15 +49,14 @@ def measure(folder: Path) -> list[Figure]:
     policy = [_share(t, lambda trace: trace.cause is Cause.POLICY) for t in traces]
     return [
         Figure(
-            name=f"rise of the share of malformed calls in {ITERATIONS} iterations",
-            value=malformed[-1] - malformed[0],
-            limit=0.0,
-            is_upper=True,
+            f"rise of the share of malformed calls in {ITERATIONS} iterations",
+            malformed[-1] - malformed[0],
+            most=0.0,
             note=_in_words(malformed),
         ),
-        Figure(name="failed by the policy, last iteration", value=policy[-1], note=_in_words(policy)),
-        Figure(name="right answers, last iteration", value=right[-1], note=_in_words(right)),
-        Figure(name="episodes without an outcome", value=max(others), limit=0.0, is_upper=True),
+        Figure("failed by the policy, last iteration", policy[-1], note=_in_words(policy)),
+        Figure("right answers, last iteration", right[-1], note=_in_words(right)),
+        Figure("episodes without an outcome", max(others), most=0.0),
     ]
 
 

@@ -90,18 +90,17 @@ def _measure(name: str, samples: list[Sample], scorer: PolicyScorer) -> list[Fig
     computed = f"{ours.num_computed:,} tokens computed instead of {plain.num_computed:,}"
     return [
         Figure(
-            name=f"{OURS}, {name}",
-            value=rate[OURS],
-            unit="tok/s",
+            f"{OURS}, {name}",
+            rate[OURS],
+            "tok/s",
             note=f"{len(samples)} turns of {num_tokens:,} tokens, {share:.0%} left by merging; {computed}",
         ),
-        Figure(name=f"{PLAIN}, {name}", value=rate[PLAIN], unit="tok/s"),
+        Figure(f"{PLAIN}, {name}", rate[PLAIN], "tok/s"),
         ratio(f"{OURS} / {PLAIN}, {name}", rate[OURS], rate[PLAIN], least=LEAST, note=others),
         Figure(
-            name=f"difference of the losses, {name}",
-            value=abs(ours.loss - plain.loss),
-            limit=1e-5,
-            is_upper=True,
+            f"difference of the losses, {name}",
+            abs(ours.loss - plain.loss),
+            most=1e-5,
             note=f"losses {ours.loss:.6f} and {plain.loss:.6f}; largest difference of a gradient {gap:.1e} of the largest",
         ),
     ]

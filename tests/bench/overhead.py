@@ -36,12 +36,6 @@ def measure(folder: Path) -> list[Figure]:
     each = ", ".join(f"{share:.0%}" for share in shares)
     seconds = ", ".join(f"{stage} {s:.1f}" for stage, s in report["seconds"].items())
     return [
-        Figure(
-            name="largest share from iteration 2 on",
-            value=max(shares),
-            limit=LIMIT,
-            is_upper=True,
-            note=f"{source}: {each}",
-        ),
-        Figure(name="mean share from iteration 2 on", value=sum(shares) / len(shares), note=f"seconds: {seconds}"),
+        Figure("largest share from iteration 2 on", max(shares), most=LIMIT, note=f"{source}: {each}"),
+        Figure("mean share from iteration 2 on", sum(shares) / len(shares), note=f"seconds: {seconds}"),
     ]

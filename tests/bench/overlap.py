@@ -56,7 +56,7 @@ def measure(folder: Path) -> list[Figure]:
     return [
         _ratio("tools that wait, trainers on a core of their own", waiting, limit=LIMIT),
         _ratio("nothing waits, the same cores for both", plain),
-        Figure(name="least effective sample size of an agent", value=waiting[1].ess),
+        Figure("least effective sample size of an agent", waiting[1].ess),
     ]
 
 
@@ -95,15 +95,12 @@ def _ratio(name: str, both: tuple[_Periods, _Periods], *, limit: float | None = 
     without, overlapping = both
     each = ", ".join(f"{s:.1f}" for s in overlapping.seconds)
     return Figure(
-        name=f"seconds per iteration, max_lag 1 over 0: {name}",
-        value=mean(overlapping.seconds) / mean(without.seconds),
-        unit="x",
-        limit=limit,
-        is_upper=True,
-        note=(
-            f"{mean(without.seconds):.1f} s without (collect {without.collect_s:.1f}, train {without.train_s:.1f}), "
-            f"{mean(overlapping.seconds):.1f} s with ({each}; collect {overlapping.collect_s:.1f}, train {overlapping.train_s:.1f})"
-        ),
+        f"seconds per iteration, max_lag 1 over 0: {name}",
+        mean(overlapping.seconds) / mean(without.seconds),
+        "x",
+        most=limit,
+        note=f"{mean(without.seconds):.1f} s without (collect {without.collect_s:.1f}, train {without.train_s:.1f}), "
+        f"{mean(overlapping.seconds):.1f} s with ({each}; collect {overlapping.collect_s:.1f}, train {overlapping.train_s:.1f})",
     )
 
 

@@ -80,13 +80,7 @@ def _deployed(run: Run, version: int, team: Team, bad: Mapping[int, tuple[str, T
     failed = [answer for answer in answered if not answer.startswith(f"{run.team_name}@")]
     return [
         *figures,
-        Figure(
-            name="requests that failed meanwhile",
-            value=float(len(failed)),
-            limit=0.0,
-            is_upper=True,
-            note=f"of {len(answered)}",
-        ),
+        Figure("requests that failed meanwhile", float(len(failed)), most=0.0, note=f"of {len(answered)}"),
     ]
 
 
@@ -139,4 +133,4 @@ def _padded(run: Run, team: Team, shape: Mapping[str, Any]) -> Team:
 
 
 def _as_expected(name: str, is_expected: bool, note: str) -> Figure:
-    return Figure(name=name, value=float(is_expected), limit=1.0, note=note)
+    return Figure(name, float(is_expected), least=1.0, note=note)

@@ -104,13 +104,8 @@ def _measure(
     note = f"{num_tasks * episodes_per_task} episodes of 4 turns, {num_passes} passes, {engine_threads(run, 'team')} engine threads"
     each = ", ".join(f"{raw / ours:.2f}" for ours, raw in zip(ours_s, raw_s, strict=True))
     return [
-        Figure(name=f"collect, {shape}", value=sum(tokens) / sum(ours_s), unit="tok/s", note=note),
-        Figure(
-            name=f"raw vLLM, {shape}",
-            value=sum(tokens) / sum(raw_s),
-            unit="tok/s",
-            note=f"{same:.1%} of completions identical",
-        ),
+        Figure(f"collect, {shape}", sum(tokens) / sum(ours_s), "tok/s", note=note),
+        Figure(f"raw vLLM, {shape}", sum(tokens) / sum(raw_s), "tok/s", note=f"{same:.1%} of completions identical"),
         # The median of passes in turns: a pass in which this machine stalls says nothing about either.
         _median_ratio(f"collect / raw vLLM, {shape}", ours_s, raw_s, least=least, note=f"pass by pass {each}"),
         _median_ratio(
@@ -127,7 +122,7 @@ def _median_ratio(
 ) -> Figure:
     """Returns the median over passes of ours over theirs in tokens per second; both sampled the same tokens in a pass."""
     value = median(raw / ours for ours, raw in zip(ours_s, raw_s, strict=True))
-    return Figure(name=name, value=value, unit="x", limit=least, note=note)
+    return Figure(name, value, "x", least=least, note=note)
 
 
 def _waves(run: Run, ref: TracesRef) -> list[list[dict[str, Any]]]:

@@ -65,10 +65,7 @@ def measure_model(
                 print(f"sampling {shape} pass {number}, {name}: {answer}", flush=True)
                 _add(sums.setdefault(name, {"parts": {}}), answer)
     rates = {name: total["num_tokens"] / total["seconds"] for name, total in sums.items()}
-    figures = [
-        Figure(name=f"{name}, {shape}", value=rates[name], unit="tok/s", note=_note(total))
-        for name, total in sums.items()
-    ]
+    figures = [Figure(f"{name}, {shape}", rates[name], "tok/s", note=_note(total)) for name, total in sums.items()]
     first, second, *others = rates
     figures.append(ratio(f"{second} / {first}, {shape}", rates[second], rates[first]))
     return figures + [ratio(f"{other} / {second}, {shape}", rates[other], rates[second]) for other in others]

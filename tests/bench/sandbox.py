@@ -36,16 +36,12 @@ def measure(folder: Path) -> list[Figure]:
     overhead = 1000 * (statistics.median(single) - statistics.median(bare))
     rates = 8 * NUM_TIMED / judged_s, 4 * NUM_TIMED / bare_s
     return [
-        Figure(
-            name="a program of one case", value=1000 * statistics.median(single), unit="ms", note=judge.sandbox.wall
-        ),
-        Figure(name="bare subprocess", value=1000 * statistics.median(bare), unit="ms", note=f"median of {NUM_TIMED}"),
-        Figure(name="overhead per case, one case", value=overhead, unit="ms", limit=60, is_upper=True),
-        Figure(
-            name="a case of eight", value=1000 * statistics.median(batch), unit="ms", note="one sandbox, a child each"
-        ),
-        Figure(name="cases/s, 8 per program", value=rates[0], unit="/s", note=f"{LANES} programs side by side"),
-        Figure(name="bare subprocesses/s", value=rates[1], unit="/s", note=f"{LANES} side by side"),
+        Figure("a program of one case", 1000 * statistics.median(single), "ms", note=judge.sandbox.wall),
+        Figure("bare subprocess", 1000 * statistics.median(bare), "ms", note=f"median of {NUM_TIMED}"),
+        Figure("overhead per case, one case", overhead, "ms", most=60),
+        Figure("a case of eight", 1000 * statistics.median(batch), "ms", note="one sandbox, a child each"),
+        Figure("cases/s, 8 per program", rates[0], "/s", note=f"{LANES} programs side by side"),
+        Figure("bare subprocesses/s", rates[1], "/s", note=f"{LANES} side by side"),
         ratio("sandboxed / bare", *rates, least=None, note="cases per second"),
     ]
 

@@ -56,10 +56,10 @@ def measure(folder: Path) -> list[Figure]:
     figures = []
     for what, seconds in (("write", write_s), ("read Arrow", arrow_s), ("read records", records_s)):
         ours, peer = NUM_EPISODES / seconds["store"], NUM_EPISODES / seconds["parquet"]
-        figures.append(Figure(name=f"{what}, LanceDB", value=ours, unit="rows/s", note=rows))
-        figures.append(Figure(name=f"{what}, Parquet", value=peer, unit="rows/s"))
+        figures.append(Figure(f"{what}, LanceDB", ours, "rows/s", note=rows))
+        figures.append(Figure(f"{what}, Parquet", peer, "rows/s"))
         figures.append(ratio(f"{what}, LanceDB / Parquet", ours, peer))
-    figures.append(Figure(name="pin a version", value=pin_s, unit="s", note="uniqueness check and tag"))
+    figures.append(Figure("pin a version", pin_s, "s", note="uniqueness check and tag"))
     return figures
 
 

@@ -135,25 +135,17 @@ def _switches(stage: _Stage) -> list[Figure]:
     by_team = ", ".join(f"{num} by {team}" for team, num in sorted(seen.teams.items()))
     return [
         Figure(
-            name=f"{NUM_SWITCHES} switches: requests that failed",
-            value=float(failed),
-            limit=0.0,
-            is_upper=True,
+            f"{NUM_SWITCHES} switches: requests that failed",
+            float(failed),
+            most=0.0,
             note=f"{seen.statuses.total()} requests of {CLIENTS} callers, {by_team}",
         ),
+        Figure("answers that mix teams", float(seen.num_mixed), most=0.0, note="chats, workflows"),
         Figure(
-            name="answers that mix teams",
-            value=float(seen.num_mixed),
-            limit=0.0,
-            is_upper=True,
-            note="chats, workflows",
-        ),
-        Figure(
-            name="seconds until a switch has taken effect, largest",
-            value=max(seconds),
-            unit="s",
-            limit=5.0,
-            is_upper=True,
+            "seconds until a switch has taken effect, largest",
+            max(seconds),
+            "s",
+            most=5.0,
             note=f"median {float(np.median(seconds)):.2f} s",
         ),
     ]
@@ -204,11 +196,10 @@ def _shadows(stage: _Stage) -> list[Figure]:
             ratio, low, high = _ratio(rounds, name, at)
             figures.append(
                 Figure(
-                    name=f"champion's p{at} {phrase} / without",
-                    value=ratio,
-                    unit="x",
-                    limit=limit if at == 99 else None,
-                    is_upper=True,
+                    f"champion's p{at} {phrase} / without",
+                    ratio,
+                    "x",
+                    most=limit if at == 99 else None,
                     note=f"95% interval {low:.3f} to {high:.3f}; {note}",
                 )
             )

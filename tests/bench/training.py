@@ -140,15 +140,11 @@ def _figures(shape: str, totals: dict[str, float], *, note: str) -> list[Figure]
     spent["the rest"] = totals["order"] - sum(spent.values())
     shares = ", ".join(f"{part} {seconds / totals['order']:.0%}" for part, seconds in spent.items())
     return [
-        Figure(
-            name=f"share of an order that is no update, {shape}",
-            value=1 - totals["update"] / totals["order"],
-            note=shares,
-        ),
-        Figure(name=f"learning in the trainer, {shape}", value=learn, unit="tok/s", note=f"{note}; {parts}"),
-        Figure(name=f"bare loop, {shape}", value=bare, unit="tok/s", note=bare_parts),
+        Figure(f"share of an order that is no update, {shape}", 1 - totals["update"] / totals["order"], note=shares),
+        Figure(f"learning in the trainer, {shape}", learn, "tok/s", note=f"{note}; {parts}"),
+        Figure(f"bare loop, {shape}", bare, "tok/s", note=bare_parts),
         ratio(f"learning / bare loop, {shape}", learn, bare, least=least),
-        Figure(name=f"whole order, {shape}", value=tokens / totals["order"], unit="tok/s", note=stored),
+        Figure(f"whole order, {shape}", tokens / totals["order"], "tok/s", note=stored),
         ratio(
             f"whole order / bare loop that saves too, {shape}",
             tokens / totals["order"],

@@ -45,19 +45,18 @@ def measure(folder: Path) -> list[Figure]:
     sync_s, copy_s = statistics.median(seconds), statistics.median(copies)
     return [
         Figure(
-            name="sync, demo's two models",
-            value=sync_s,
-            unit="s",
-            limit=2.0,
-            is_upper=True,
+            "sync, demo's two models",
+            sync_s,
+            "s",
+            most=2.0,
             note=f"median of {NUM_SYNCS}, largest {max(seconds):.2f} s, proof on every replica included",
         ),
-        Figure(name="plain copy of the same bytes", value=copy_s, unit="s", note=f"{size / 1e6:.1f} MB"),
-        Figure(name="sync / copy", value=sync_s / copy_s, unit="x"),
+        Figure("plain copy of the same bytes", copy_s, "s", note=f"{size / 1e6:.1f} MB"),
+        Figure("sync / copy", sync_s / copy_s, "x"),
         Figure(
-            name="replica processes kept",
-            value=float(is_in_place),
-            limit=1.0,
+            "replica processes kept",
+            float(is_in_place),
+            least=1.0,
             note=f"pids {sorted(before.values())} before and after" if is_in_place else f"{before} -> {_pids(run)}",
         ),
     ]

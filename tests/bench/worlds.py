@@ -45,10 +45,10 @@ async def _measured() -> list[Figure]:
             workers.end()
         note = f"bare: {1e3 * bare_s:.3f} ms" if name == "household" else ""
         figures += [
-            Figure(name=f"{name}: a step in a worker (ms)", value=1e3 * step_s, limit=1.0, is_upper=True, note=note),
-            Figure(name=f"{name}: steps per second, {NUM_WORLDS} worlds of one worker", value=rate),
-            Figure(name=f"{name}: the first world (s)", value=first_s),
-            Figure(name=f"{name}: memory of a worker (MiB)", value=mib),
+            Figure(f"{name}: a step in a worker (ms)", 1e3 * step_s, most=1.0, note=note),
+            Figure(f"{name}: steps per second, {NUM_WORLDS} worlds of one worker", rate),
+            Figure(f"{name}: the first world (s)", first_s),
+            Figure(f"{name}: memory of a worker (MiB)", mib),
         ]
     return figures
 
