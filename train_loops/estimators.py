@@ -70,14 +70,14 @@ ESTIMATORS: dict[str, Estimator] = {
     "happo": Estimator(critic="team", whitens="agent", updates_in_turn=True),
     "grpo": Estimator(function=f"{CORE}.grpo:grpo", compares="episodes"),
     "dr_mas": Estimator(function=f"{CORE}.dr_mas:dr_mas", compares="turns"),
-    "at_grpo": Estimator(function=f"{PAPERS}.at_grpo:at_grpo", compares="turns"),
+    "at_grpo": Estimator(function=f"{PAPERS}.group_estimators:at_grpo", compares="turns"),
     "rloo": Estimator(function=f"{CORE}.rloo:rloo", compares="episodes"),
     "reinforce_pp": Estimator(function=f"{PAPERS}.reinforce_pp:reinforce_pp"),
     "reinforce_pp_baseline": Estimator(function=f"{PAPERS}.reinforce_pp:reinforce_pp_baseline", compares="turns"),
     "remax": Estimator(function=f"{CORE}.against_baseline:against_baseline", variants="greedy"),
-    "opo": Estimator(function=f"{PAPERS}.opo:opo", compares="turns"),
-    "gpg": Estimator(function=f"{PAPERS}.gpg:gpg", compares="turns"),
-    "pass_at_k": Estimator(function=f"{PAPERS}.pass_at_k:pass_at_k", compares="episodes"),
+    "opo": Estimator(function=f"{PAPERS}.group_estimators:opo", compares="turns"),
+    "gpg": Estimator(function=f"{PAPERS}.group_estimators:gpg", compares="turns"),
+    "pass_at_k": Estimator(function=f"{PAPERS}.group_estimators:pass_at_k", compares="episodes"),
     "gigpo": Estimator(
         function=f"{CORE}.gigpo:gigpo", compares="episodes", needs_siblings=True, figures=f"{CORE}.gigpo:figures"
     ),

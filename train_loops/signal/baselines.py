@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 from stores.traces.conventions import VariantName
 from stores.types import EpisodeRewards, Trace, Turn
@@ -25,22 +25,7 @@ TurnKey = tuple[str, int]
 """Episode id and turn index."""
 Call = tuple[str, int]
 """An agent, and which of its own calls in the episode."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """A replay of an episode in which something was replaced, and what it earned."""
-
-    task_id: str
-    episode_index: int
-    agent: str
-    """Whose contribution was replaced or left out; empty for a greedy episode, in which everybody's was."""
-    turn_index: int | None
-    """The turn of the episode that was sampled anew; None where all turns of the agent were left out."""
-    earned: float
-    """The reward of the turn that was sampled anew, else the outcome (of a greedy episode's increments: 0)."""
-    earned_by_call: Mapping[Call, float] = field(default_factory=dict)
-    """The rewards of a greedy episode's turns."""
+Key = tuple[Any, ...]
 
 
 def baselines_of(
@@ -53,15 +38,58 @@ def baselines_of(
         rewards: by episode id; a variant without rewards (it failed) gives no baseline.
         credit_kind: what the credit rule declares its turn rewards to be.
     """
-    variants = _Variants()
     played = [trace for trace in traces if not trace.variant]
-    bases = _by_place(played)
+    replayed, greedy = _earned_by_variants(traces, rewards, credit_kind=credit_kind)
+    baselines: dict[TurnKey, float] = {}
+    for trace in played:
+        task_id, index = _place(trace)
+        for turn in trace.turns:
+            # The nearest replays count: of this turn, of its agent in this episode, of its agent in the task.
+            keys = (
+                (task_id, index, turn.agent, turn.turn_index),
+                (task_id, index, turn.agent, None),
+                (task_id, turn.agent),
+            )
+            if earned := next((replayed[key] for key in keys if key in replayed), None):
+                baselines[trace.episode_id, turn.turn_index] = sum(earned) / len(earned)
+            elif (task_id,) in greedy:
+                baselines[trace.episode_id, turn.turn_index] = greedy.get((task_id, *_call(turn)), greedy[task_id,])
+    return baselines | _sibling_baselines(traces, rewards)
+
+
+def _earned_by_variants(
+    traces: Sequence[Trace], rewards: Mapping[str, EpisodeRewards], *, credit_kind: CreditKind
+) -> tuple[dict[Key, list[float]], dict[Key, float]]:
+    """Returns what variants earned.
+
+    Of replays by (task, episode index, agent, turn; None: the agent was left out) and by (task, agent); of greedy episodes by
+    (task, *call), and by (task,) what stands against every other call.
+    """
+    bases = _by_place([trace for trace in traces if not trace.variant])
+    replayed: dict[Key, list[float]] = defaultdict(list)
+    greedy: dict[Key, float] = {}
     for trace in traces:
-        if trace.variant and trace.episode_id in rewards:
-            variants.add(_variant(trace, rewards[trace.episode_id], bases, credit_kind=credit_kind))
-    baselines = {(t.episode_id, turn.turn_index): variants.baseline(t, turn) for t in played for turn in t.turns}
-    known = {key: baseline for key, baseline in baselines.items() if baseline is not None}
-    return known | _sibling_baselines(traces, rewards)
+        if not trace.variant or trace.episode_id not in rewards:
+            continue
+        name, (task_id, index) = VariantName.parse(trace.variant), _place(trace)
+        outcome = rewards[trace.episode_id].outcome
+        reward_of = {r.turn_index: r.reward for r in rewards[trace.episode_id].rewards}
+        if name.kind == "greedy":
+            greedy[task_id,] = outcome if credit_kind == "returns" else 0.0
+            greedy |= {(task_id, *_call(t)): reward_of[t.turn_index] for t in trace.turns if t.turn_index in reward_of}
+            continue
+        agent, turn_index, earned = name.changed, None, outcome
+        if name.kind == "counterfactual":
+            turn_index = int(name.changed)
+            base = bases.get((task_id, index))
+            call = None if base is None else _call_of(base, turn_index)
+            again = _same_call(trace, call)
+            if call is None or again is None or again.turn_index not in reward_of:
+                continue  # it never came to the replaced turn, or earned nothing there
+            agent, earned = call[0], reward_of[again.turn_index]
+        for key in ((task_id, index, agent, turn_index), (task_id, agent)):
+            replayed[key].append(earned)
+    return replayed, greedy
 
 
 def sibling_turns(traces: Sequence[Trace]) -> dict[str, frozenset[int]]:
@@ -147,79 +175,3 @@ def _same_call(trace: Trace, call: Call | None) -> Turn | None:
     """Finds a turn by its call: branches that run side by side may end in another order in a replay, and then the same
     call has another turn index."""
     return next((turn for turn in trace.turns if _call(turn) == call), None)
-
-
-def _variant(
-    trace: Trace,
-    rewards: EpisodeRewards,
-    bases: Mapping[tuple[str, int], Trace],
-    *,
-    credit_kind: CreditKind,
-) -> Variant | None:
-    """Reads what was changed from the variant's name; None where the replaced turn earned nothing."""
-    name = VariantName.parse(trace.variant)
-    reward_of = {r.turn_index: r.reward for r in rewards.rewards}
-    agent, turn_index, earned = name.changed, None, rewards.outcome
-    earned_by_call: dict[Call, float] = {}
-    if name.kind == "greedy":
-        agent, earned = "", rewards.outcome if credit_kind == "returns" else 0.0
-        earned_by_call = {_call(t): reward_of[t.turn_index] for t in trace.turns if t.turn_index in reward_of}
-    elif name.kind == "counterfactual":
-        turn_index = int(name.changed)
-        base = bases.get(_place(trace))
-        call = None if base is None else _call_of(base, turn_index)
-        replayed = _same_call(trace, call)
-        if call is None or replayed is None or replayed.turn_index not in reward_of:
-            return None
-        agent, earned = call[0], reward_of[replayed.turn_index]
-    return Variant(
-        task_id=trace.task.task_id,
-        episode_index=trace.episode_index,
-        agent=agent,
-        turn_index=turn_index,
-        earned=earned,
-        earned_by_call=earned_by_call,
-    )
-
-
-class _Variants:
-    """The variants of an iteration, by what they are a baseline of."""
-
-    def __init__(self) -> None:
-        self._of_turn: dict[tuple[str, int, str, int | None], list[float]] = defaultdict(list)
-        """By task, episode index, agent and turn index (None: the agent was left out)."""
-        self._of_agent: dict[tuple[str, str], list[float]] = defaultdict(list)
-        """By task and agent."""
-        self._greedy: dict[str, Variant] = {}
-        """By task; one per task is played."""
-        self._greedy_calls: dict[tuple[str, Call], float] = {}
-
-    def add(self, variant: Variant | None) -> None:
-        """Takes a variant; None is ignored."""
-        if variant is None:
-            return
-        if not variant.agent:
-            self._greedy[variant.task_id] = variant
-            self._greedy_calls |= {(variant.task_id, call): x for call, x in variant.earned_by_call.items()}
-            return
-        key = (variant.task_id, variant.episode_index, variant.agent, variant.turn_index)
-        self._of_turn[key].append(variant.earned)
-        self._of_agent[variant.task_id, variant.agent].append(variant.earned)
-
-    def baseline(self, trace: Trace, turn: Turn) -> float | None:
-        """Returns the mean of the nearest variants: of this turn, of its agent in this episode, of its agent in the task.
-
-        Without any it is the greedy episode's reward, and None where there was none either.
-        """
-        task_id, episode_index = trace.task.task_id, trace.episode_index
-        earned = (
-            self._of_turn.get((task_id, episode_index, turn.agent, turn.turn_index))
-            or self._of_turn.get((task_id, episode_index, turn.agent, None))
-            or self._of_agent.get((task_id, turn.agent))
-        )
-        if earned:
-            return sum(earned) / len(earned)
-        greedy = self._greedy.get(task_id)
-        if greedy is None:
-            return None
-        return self._greedy_calls.get((task_id, (turn.agent, turn.round_index)), greedy.earned)

@@ -1,1 +1,1 @@
-"""Advantage estimators of papers, one pure file each."""
+"""Advantage estimators of papers, pure functions."""
