@@ -60,7 +60,7 @@ def build_trace(index: int = 0, **changes: Any) -> Trace:
         outcome_metadata={"votes": {"5": 2}},
         policy_versions={"small": 4, "large": 2},
         is_version_mixed=False,
-        turns=(_turn(0, "solver", "small", index), _turn(2, "verifier", "large", index)),
+        turns=(build_turn(0, "solver", "small", seed=index), build_turn(2, "verifier", "large", seed=index)),
         tool_calls=(
             ToolCall(
                 call_index=1,
@@ -82,37 +82,39 @@ def build_trace(index: int = 0, **changes: Any) -> Trace:
 
 @pytest.fixture(scope="session")
 def make_rewards() -> Callable[..., EpisodeRewards]:
-    """`make_rewards(trace, credit_version=..., outcome=...)`: the outcome to every turn."""
-
-    def make(trace: Trace, *, credit_version: str = "c1", outcome: float = 1.0) -> EpisodeRewards:
-        return EpisodeRewards(
-            episode_id=trace.episode_id,
-            run_id=trace.run_id,
-            iteration=trace.iteration,
-            purpose=trace.purpose,
-            credit_version=credit_version,
-            outcome=outcome,
-            rewards=tuple(
-                TurnReward(
-                    turn_index=t.turn_index,
-                    agent=t.agent,
-                    model_group=t.model_group,
-                    reward=outcome - 0.1,
-                    breakdown={"correct": outcome, "format": -0.1},
-                )
-                for t in trace.turns
-            ),
-        )
-
-    return make
+    """`make_rewards(trace, credit_version=..., outcome=...)`, see `build_rewards`."""
+    return build_rewards
 
 
-def _turn(turn_index: int, agent: str, model_group: str, seed: int) -> Turn:
+def build_rewards(trace: Trace, *, credit_version: str = "c1", outcome: float = 1.0) -> EpisodeRewards:
+    """The outcome to every turn, less a tenth for its format."""
+    return EpisodeRewards(
+        episode_id=trace.episode_id,
+        run_id=trace.run_id,
+        iteration=trace.iteration,
+        purpose=trace.purpose,
+        credit_version=credit_version,
+        outcome=outcome,
+        rewards=tuple(
+            TurnReward(
+                turn_index=t.turn_index,
+                agent=t.agent,
+                model_group=t.model_group,
+                reward=outcome - 0.1,
+                breakdown={"correct": outcome, "format": -0.1},
+            )
+            for t in trace.turns
+        ),
+    )
+
+
+def build_turn(turn_index: int, agent: str, model_group: str, *, seed: int = 0, **changes: Any) -> Turn:
+    """A turn with as many tokens as `seed` says."""
     import numpy as np
 
     generator = np.random.default_rng(seed * 100 + turn_index)
     length = int(generator.integers(1, 9))
-    return Turn(
+    turn = Turn(
         turn_index=turn_index,
         agent=agent,
         model_group=model_group,
@@ -135,6 +137,7 @@ def _turn(turn_index: int, agent: str, model_group: str, seed: int) -> Turn:
         num_cached_tokens=None if turn_index else 3,
         option_logprobs={"go": -0.25, "stop": -1.5} if turn_index else {},
     )
+    return replace(turn, **changes)
 
 
 @pytest.fixture(scope="session")

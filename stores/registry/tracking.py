@@ -27,7 +27,7 @@ from stores.registry.experiment import (
     open_run,
     run_url,
 )
-from stores.types import EpisodeRewards, EpisodeStatus, ToolCall, Trace, Turn
+from stores.types import SOUND, EpisodeRewards, Trace, Turn
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -191,8 +191,8 @@ def _choose(
     episodes: Iterable[tuple[Trace, EpisodeRewards | None]], limit: int
 ) -> list[tuple[Trace, EpisodeRewards | None]]:
     ordered = sorted(episodes, key=lambda e: e[0].episode_id)
-    failed = [e for e in ordered if e[0].status not in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)]
-    others = [e for e in ordered if e[0].status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)]
+    failed = [e for e in ordered if e[0].status not in SOUND]
+    others = [e for e in ordered if e[0].status in SOUND]
     num_failed = min(len(failed), max(limit // 2, limit - len(others)))
     return failed[:num_failed] + others[: limit - num_failed]
 
@@ -222,7 +222,7 @@ def _trace_info(trace: Trace, rewards: EpisodeRewards | None, experiment: str, m
         trace_location=TraceLocation.from_experiment_id(experiment),
         request_time=int(trace.started_at * 1000),
         execution_duration=int(trace.duration_s * 1000),
-        state=TraceState.OK if _is_sound(trace) else TraceState.ERROR,
+        state=TraceState.OK if trace.status in SOUND else TraceState.ERROR,
         request_preview=trace.task.prompt[:MAX_PREVIEW_LENGTH],
         response_preview=(trace.answer or trace.error)[:MAX_PREVIEW_LENGTH],
         trace_metadata={
@@ -241,74 +241,71 @@ def _spans(trace: Trace, rewards: EpisodeRewards | None) -> list[Span]:
     credit = {r.turn_index: r.reward for r in rewards.rewards} if rewards is not None else {}
     root = _span(
         trace,
-        index=-1,
-        name=trace.workflow,
-        kind="AGENT",
-        start_s=0,
-        duration_s=trace.duration_s,
+        -1,
+        trace.workflow,
+        "AGENT",
+        0.0,
+        trace.duration_s,
         inputs={"prompt": trace.task.prompt, "reference": list(trace.task.answers)},
         outputs={"answer": trace.answer},
-        error="" if _is_sound(trace) else f"{trace.status}: {trace.error or trace.stop_reason}",
-        attributes={"policy_versions": dict(trace.policy_versions), "status": trace.status.value},
+        error="" if trace.status in SOUND else f"{trace.status}: {trace.error or trace.stop_reason}",
+        policy_versions=dict(trace.policy_versions),
+        status=trace.status.value,
     )
     events = {t.turn_index: _turn_span(trace, t, credit.get(t.turn_index)) for t in trace.turns}
-    events |= {c.call_index: _call_span(trace, c) for c in trace.tool_calls}
+    for call in trace.tool_calls:
+        events[call.call_index] = _span(
+            trace,
+            call.call_index,
+            call.tool,
+            "TOOL",
+            call.start_s,
+            call.duration_s,
+            inputs=dict(call.request),
+            outputs=call.response,
+            error=call.error,
+            caller=call.caller,
+            parents=list(call.parents),
+        )
     return [root, *(events[index] for index in sorted(events))]
 
 
 def _turn_span(trace: Trace, turn: Turn, credit: float | None) -> Span:
+    attributes = {"mlflow.chat.tokenUsage": _usage([turn])}
+    attributes |= {"format_fault": turn.format_fault} if turn.format_fault else {}
     return _span(
         trace,
-        index=turn.turn_index,
-        name=turn.agent,
-        kind="LLM",
-        start_s=turn.start_s,
-        duration_s=turn.duration_s,
+        turn.turn_index,
+        turn.agent,
+        "LLM",
+        turn.start_s,
+        turn.duration_s,
         inputs=turn.prompt_text,
         outputs=turn.completion_text,
-        error="",
-        attributes={
-            "agent": turn.agent,
-            "model_group": turn.model_group,
-            "policy_version": turn.policy_version,
-            "round": turn.round_index,
-            "parents": list(turn.parents),
-            "finish_reason": turn.finish_reason.value,
-            "fields": dict(turn.fields),
-            "credit": credit,
-            "mlflow.chat.tokenUsage": _usage([turn]),
-            **({"format_fault": turn.format_fault} if turn.format_fault else {}),
-        },
-    )
-
-
-def _call_span(trace: Trace, call: ToolCall) -> Span:
-    return _span(
-        trace,
-        index=call.call_index,
-        name=call.tool,
-        kind="TOOL",
-        start_s=call.start_s,
-        duration_s=call.duration_s,
-        inputs=dict(call.request),
-        outputs=call.response,
-        error=call.error,
-        attributes={"caller": call.caller, "parents": list(call.parents)},
+        agent=turn.agent,
+        model_group=turn.model_group,
+        policy_version=turn.policy_version,
+        round=turn.round_index,
+        parents=list(turn.parents),
+        finish_reason=turn.finish_reason.value,
+        fields=dict(turn.fields),
+        credit=credit,
+        **attributes,
     )
 
 
 def _span(
     trace: Trace,
-    *,
     index: int,
     name: str,
     kind: str,
     start_s: float,
     duration_s: float,
+    *,
     inputs: Any,
     outputs: Any,
-    error: str,
-    attributes: Mapping[str, Any],
+    error: str = "",
+    **attributes: Any,
 ) -> Span:
     """Builds a finished span; `index` -1 is the root, the parent of all others."""
     from mlflow.entities import Span
@@ -321,11 +318,11 @@ def _span(
         "mlflow.spanOutputs": outputs,
         **attributes,
     }
+    ids = {"trace_id": _trace_bytes(trace), "span_id": _span_bytes(trace, index)}
     return Span.from_dict(
         {
-            "trace_id": _base64(_trace_bytes(trace)),
-            "span_id": _base64(_span_bytes(trace, index)),
-            "parent_span_id": "" if index == -1 else _base64(_span_bytes(trace, -1)),
+            **{name: base64.b64encode(data).decode() for name, data in ids.items()},
+            "parent_span_id": "" if index == -1 else base64.b64encode(_span_bytes(trace, -1)).decode(),
             "name": name,
             "start_time_unix_nano": start_ns,
             "end_time_unix_nano": start_ns + int(duration_s * 1e9),
@@ -352,15 +349,7 @@ def _span_bytes(trace: Trace, index: int) -> bytes:
     return sha256(f"{trace.episode_id}/{index}".encode()).digest()[:8]
 
 
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
 def _usage(turns: Sequence[Turn]) -> dict[str, int]:
     num_input = sum(len(t.prompt_token_ids) for t in turns)
     num_output = sum(len(t.completion_token_ids) for t in turns)
     return {"input_tokens": num_input, "output_tokens": num_output, "total_tokens": num_input + num_output}
-
-
-def _is_sound(trace: Trace) -> bool:
-    return trace.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)

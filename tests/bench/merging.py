@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from tests.bench.figures import Figure, ratio
+from tests.train_loops.chained_samples import sample
 from train_loops.config import RowsConfig, TinyModelConfig
 from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
 from train_loops.engine.tiny_model import build_model, build_tokenizer
@@ -137,21 +138,16 @@ def _run(samples: list[Sample], scorer: PolicyScorer, rows: RowsConfig) -> Pass:
 def _samples(episode: Episode) -> list[Sample]:
     random = np.random.default_rng(0)
     return [
-        Sample(
-            episode_id=f"t{task}-{number}",
-            group_id=f"t{task}",
-            task_id=f"t{task}",
+        sample(
+            f"t{task}-{number}",
+            index,
+            tokens[:-length],
+            tokens[-length:],
             agent=agent,
-            turn_index=index,
-            round_index=index,
-            episode_round=index,
-            token_ids=tokens,
-            prompt_length=len(tokens) - length,
+            group_id=f"t{task}",
             rollout_logprobs=[-5.5] * length,
             reward=float(random.normal()),
             temperature=1.0,
-            max_tokens=length,
-            status="ok",  # type: ignore[arg-type]
         )
         for task in range(NUM_TASKS)
         for number in range(EPISODES_PER_TASK)

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 
 from stores.traces.rows import episode_table, traces_of
 from stores.traces.store import TraceStore
-from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
+from stores.types import Purpose, Task, Trace, Turn
 from tests.bench.figures import Figure, ratio
+from tests.records import build_trace, build_turn
 
 NUM_EPISODES = 2048
 BATCH = 128
@@ -75,52 +76,33 @@ def _traces(num: int = NUM_EPISODES, first: int = 0) -> list[Trace]:
 
 
 def _trace(number: int, random: np.random.Generator) -> Trace:
-    return Trace(
+    return build_trace(
         episode_id=f"{number:032x}",
         run_id="bench",
         iteration=1,
-        purpose=Purpose.TRAIN,
-        team_key="team",
-        workflow="serve_apps.workflows.math_chain:MathChain",
         task=Task(task_id=f"task-{number // 8}", prompt="What is 12+3*4?", answers=("24",)),
         group_id=f"group-{number // 8}",
         episode_index=number % 8,
-        variant="",
         seed=number,
-        status=EpisodeStatus.OK,
-        stop_reason="finished",
-        error="",
         answer="24",
         outcome_metadata={},
         policy_versions={"team": 1},
-        is_version_mixed=False,
         turns=tuple(_turn(i, random) for i in range(4)),
         tool_calls=(),
-        started_at=1.0,
-        duration_s=1.0,
     )
 
 
 def _turn(index: int, random: np.random.Generator) -> Turn:
     completion = int(random.integers(20, 60))
-    return Turn(
-        turn_index=index,
-        agent=("solver", "verifier", "refiner", "finalizer")[index],
-        model_group="team",
+    return build_turn(
+        index,
+        ("solver", "verifier", "refiner", "finalizer")[index],
+        "team",
         policy_version=1,
-        round_index=0,
-        parents=(index - 1,) if index else (),
         prompt_text="Solve the problem step by step. " * 6,
         completion_text="<SOLUTION>3*4=12;12+12=24</SOLUTION><ANSWER>24</ANSWER>",
         prompt_token_ids=tuple(random.integers(0, 32_000, 80).tolist()),
         completion_token_ids=tuple(random.integers(0, 32_000, completion).tolist()),
         rollout_logprobs=tuple(random.standard_normal(completion).astype(np.float32).tolist()),
-        sampling=Sampling(max_tokens=64),
-        seed=7,
-        finish_reason=FinishReason.STOP,
-        is_format_ok=True,
-        format_fault="",
         fields={"solution": "3*4=12;12+12=24", "answer": "24"},
-        start_s=0.1,
-        duration_s=0.2,
     )

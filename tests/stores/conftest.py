@@ -1,5 +1,5 @@
 """Fixtures that several folders share."""
 
-from records import make_rewards, make_trace, mlflow_place, mlflow_postgres, mlflow_sqlite
+from records import mlflow_place, mlflow_postgres, mlflow_sqlite
 
-__all__ = ["make_rewards", "make_trace", "mlflow_place", "mlflow_postgres", "mlflow_sqlite"]
+__all__ = ["mlflow_place", "mlflow_postgres", "mlflow_sqlite"]

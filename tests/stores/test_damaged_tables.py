@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from mounts import in_small_disk, on_full_disk, on_read_only_mount
+from records import build_trace
 
 from stores.store_faults import UnreadableStore
 from stores.traces.store import TraceStore
-from stores.types import Purpose, Trace, TracesRef
+from stores.types import Purpose, TracesRef
 
 pytestmark = pytest.mark.test
 
@@ -39,11 +40,11 @@ print(json.dumps(said))
 
 
 @pytest.fixture
-def ref(tmp_path: Path, make_trace: Callable[..., Trace]) -> TracesRef:
+def ref(tmp_path: Path) -> TracesRef:
     """The pin of six episodes."""
     store = TraceStore(str(tmp_path / "traces"))
     store.create()
-    store.write_episodes([make_trace(i) for i in range(6)])
+    store.write_episodes([build_trace(i) for i in range(6)])
     return store.pin_episodes(**KEY)
 
 
@@ -89,14 +90,14 @@ def zero_manifests(table: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut_data, lose_data, overwrite_data, lose_manifests, cut_manifests, zero_manifests])
 def test_who_reads_a_damaged_table_is_told_which_and_what_to_do(
-    damage: Callable[[Path], None], ref: TracesRef, table: Path, make_trace: Callable[..., Trace]
+    damage: Callable[[Path], None], ref: TracesRef, table: Path
 ) -> None:
     store = TraceStore(ref.uri)
-    store.write_episodes([make_trace(0, iteration=4)])
+    store.write_episodes([build_trace(0, iteration=4)])
     damage(table)
     for read in (
         lambda: store.find_traces(run_id="run"),
-        lambda: store.get_trace(make_trace(0).episode_id, run_id="run"),
+        lambda: store.get_trace(build_trace(0).episode_id, run_id="run"),
         lambda: list(store.read_traces(ref)),
     ):
         with pytest.raises(UnreadableStore, match=NAME) as fault:
@@ -107,20 +108,20 @@ def test_who_reads_a_damaged_table_is_told_which_and_what_to_do(
 
 @pytest.mark.parametrize("damage", [lose_manifests, cut_manifests, zero_manifests])
 def test_a_writer_does_not_begin_a_damaged_table_anew(
-    damage: Callable[[Path], None], ref: TracesRef, table: Path, make_trace: Callable[..., Trace]
+    damage: Callable[[Path], None], ref: TracesRef, table: Path
 ) -> None:
     damage(table)
     before = {file: file.read_bytes() for file in table.rglob("*") if file.is_file()}
     with pytest.raises(UnreadableStore, match=NAME):
-        TraceStore(ref.uri).write_episodes([make_trace(7)])
+        TraceStore(ref.uri).write_episodes([build_trace(7)])
     assert {file: file.read_bytes() for file in table.rglob("*") if file.is_file()} == before
 
 
-def test_a_table_that_a_killed_process_began_is_completed(ref: TracesRef, make_trace: Callable[..., Trace]) -> None:
+def test_a_table_that_a_killed_process_began_is_completed(ref: TracesRef) -> None:
     (Path(ref.uri) / "episodes.run.it4.lance").mkdir()
     store = TraceStore(ref.uri)
     assert store.find_traces(run_id="run", iteration=4) == []
-    assert store.write_episodes([make_trace(0, iteration=4)]) == 1
+    assert store.write_episodes([build_trace(0, iteration=4)]) == 1
 
 
 def test_reading_makes_no_store(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +18,16 @@ CHAINS = [(0, 1, 2), (3, 5), (4, 6), (7, 8), (9,), (10,)]
 
 
 def sample(
-    episode: str, turn_index: int, prompt: Sequence[int], completion: Sequence[int], *, agent: str = "a"
+    episode: str,
+    turn_index: int,
+    prompt: Sequence[int],
+    completion: Sequence[int],
+    *,
+    agent: str = "a",
+    **changes: Any,
 ) -> Sample:
     """One turn; its reward depends on its place only."""
-    return Sample(
+    row = Sample(
         episode_id=episode,
         group_id="g",
         task_id="t",
@@ -31,10 +39,11 @@ def sample(
         prompt_length=len(prompt),
         rollout_logprobs=[-5.0] * len(completion),
         reward=float(np.sin(7.0 * turn_index + sum(map(ord, episode)))),
-        temperature=TEMPERATURES[agent],
+        temperature=TEMPERATURES.get(agent, 1.0),
         max_tokens=16,
         status="ok",  # type: ignore[arg-type]
     )
+    return replace(row, **changes)
 
 
 def chained_samples() -> list[Sample]:

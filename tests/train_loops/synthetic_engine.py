@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import torch
+from chained_samples import sample
 
 from train_loops.config import OptimizerConfig
 from train_loops.engine.deepspeed_engine import Engine
 from train_loops.engine.logprobs import completion_logprobs
 from train_loops.rows.batching import Batch, collate
-from train_loops.rows.samples import Sample
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, max_grad_norm=0.5, warmup_steps=2)
 
 
 def batches(num: int = 3) -> list[Batch]:
     random = torch.Generator().manual_seed(0)
-    samples = [
-        Sample(
-            episode_id=str(i),
-            group_id="g",
-            task_id="t",
-            agent="a",
-            turn_index=0,
-            round_index=0,
-            episode_round=0,
-            token_ids=torch.randint(0, 256, (12 + i,), generator=random).tolist(),
-            prompt_length=6,
-            rollout_logprobs=[0.0] * (6 + i),
-            reward=0.0,
-            temperature=1.0,
-            max_tokens=16,
-            status="ok",
-        )
-        for i in range(2 * num)
-    ]
+    ids = [torch.randint(0, 256, (12 + i,), generator=random).tolist() for i in range(2 * num)]
+    samples = [sample(str(i), 0, row[:6], row[6:]) for i, row in enumerate(ids)]
     return [collate(samples, [(2 * i,), (2 * i + 1,)]) for i in range(num)]
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from records import build_trace, build_turn
+
 from stores.types import (
     EpisodeRewards,
-    EpisodeStatus,
     FinishReason,
     Purpose,
     Sampling,
@@ -123,49 +124,32 @@ def _turn(
     version: int = 0,
     temperature: float = 1.0,
 ) -> Turn:
-    return Turn(
-        turn_index=turn_index,
-        agent=agent,
-        model_group=GROUP,
+    return build_turn(
+        turn_index,
+        agent,
+        GROUP,
+        seed=seed,
         policy_version=version,
-        round_index=0,
         parents=(),
-        prompt_text="",
-        completion_text="",
         prompt_token_ids=prompt,
         completion_token_ids=completion,
         rollout_logprobs=logprobs,
         sampling=Sampling(max_tokens=COMPLETION, temperature=temperature),
-        seed=seed,
         finish_reason=FinishReason.LENGTH,
-        is_format_ok=True,
-        format_fault="",
-        fields={},
-        start_s=0.0,
-        duration_s=0.1,
     )
 
 
 def _trace(turns: list[Turn], *, run_id: str, iteration: int, version: int, task: str, index: int) -> Trace:
     key = {"run_id": run_id, "iteration": iteration, "purpose": Purpose.TRAIN, "team_key": f"v{version}"}
-    return Trace(
+    return build_trace(
         **key,
         episode_id=episode_id(**key, task_id=task, episode_index=index),
-        workflow="w",
         task=Task(task_id=task, prompt="", answers=()),
         group_id=task,
         episode_index=index,
-        variant="",
         seed=index,
-        status=EpisodeStatus.OK,
-        stop_reason="",
-        error="",
-        answer="",
         outcome_metadata={},
         policy_versions={GROUP: version},
-        is_version_mixed=False,
         turns=tuple(turns),
         tool_calls=(),
-        started_at=0.0,
-        duration_s=0.1,
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from stores.traces.store import TraceStore
 from stores.types import RewardsRef, Trace, TracesRef
 from train_loops.advantages.rewarded_rows import CreditKind
-from train_loops.config import MismatchConfig, TrainConfig
+from train_loops.config import AdaptiveKLConfig, MismatchConfig, TrainConfig
 from train_loops.engine.models import Models
 from train_loops.rows.batching import Layout
 from train_loops.rows.packed_attention import why_not_packed
@@ -104,18 +104,6 @@ class TrainableRows:
     """As `Correction.keep_mask`, and 0 on all tokens of the agents whose weight is 0; None: every token counts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
-    """What the optimizer steps did."""
-
-    is_trained: NDArray[np.bool_]
-    """[N]: the row was part of a step of the policy that was made."""
-    metrics: dict[str, float]
-    agents: dict[str, dict[str, float]]
-    log_ratios: dict[str, float]
-    """See `Learned.log_ratios`."""
-
-
 def read_rows(
     store: TraceStore,
     traces: TracesRef,
@@ -131,26 +119,24 @@ def read_rows(
     funnel = Funnel(model_group=model_group, train_mixed_versions=mixed)
     samples: list[Sample] = []
     compared: list[Trace] = []
+
+    def take(trace: Trace, sibling_turns: Collection[int] = ()) -> None:
+        paid = reward_of.get(trace.episode_id)
+        funnel.see(trace, paid, sibling_turns=sibling_turns)
+        samples.extend(
+            samples_of(trace, paid, model_group=model_group, train_mixed_versions=mixed, sibling_turns=sibling_turns)
+        )
+
     has_baselines = bool(config.estimator.variants)
     # A variant in which the model group was never called is a baseline of the group's turns in other episodes.
     for trace in store.read_traces(traces, model_group=None if has_baselines else model_group):
         compared += [trace] if has_baselines else []
         if not trace.variant:
-            funnel.see(trace, reward_of.get(trace.episode_id))
-            samples += samples_of(
-                trace, reward_of.get(trace.episode_id), model_group=model_group, train_mixed_versions=mixed
-            )
+            take(trace)
     siblings = sibling_turns(compared)
     for trace in compared:  # which of a variant's turns train follows from the episode that it replays
         if turns := siblings.get(trace.episode_id):
-            funnel.see(trace, reward_of.get(trace.episode_id), sibling_turns=turns)
-            samples += samples_of(
-                trace,
-                reward_of.get(trace.episode_id),
-                model_group=model_group,
-                train_mixed_versions=mixed,
-                sibling_turns=turns,
-            )
+            take(trace, turns)
     baselines = baselines_of(compared, reward_of, credit_kind=credit_kind)
     samples = [replace(s, baseline=baselines.get((s.episode_id, s.turn_index))) for s in samples]
     # The store returns rows in no particular order, and workers must agree on which row is the i-th.
@@ -232,42 +218,52 @@ def learn(
     _merge(agents, {agent: {"unique_token_share": share} for agent, share in unique_share.items()})
     _count(funnel, "non_zero_advantage", samples, rows.is_active)
     if rows.has_loss.any() or models.has_values:
+        # A critic learns also where no row has a gradient of the policy.
+        trains_policy = trains_policy and bool(rows.has_loss.any())
         with clock.measures("update"):
-            stepped = step(
-                samples,
-                layout,
-                models,
+            update = Update(
+                samples=samples,
+                layout=layout,
+                models=models,
+                config=config,
                 scores=scored.scores,
                 signal=signal,
                 weights=correction.weights,
-                rows=rows,
-                config=config,
-                # A critic learns also where no row has a gradient of the policy.
-                trains_policy=trains_policy and bool(rows.has_loss.any()),
-                seed=seed,
+                keep_mask=rows.keep_mask,
+                is_picked=rows.has_loss | models.has_values,
+                trains_policy=trains_policy,
             )
-        learned.metrics |= stepped.metrics
-        learned.metrics["train/trained_rows"] = float(stepped.is_trained.sum())
-        learned.log_ratios = stepped.log_ratios
-        _merge(agents, stepped.agents)
-        _count(funnel, "trained", samples, stepped.is_trained)
+            metrics, figures = update.run(seed=seed)
+            if trains_policy:
+                learned.log_ratios = _measure_change(
+                    samples, layout, models, scored.scores["old"], metrics, figures, config=config
+                )
+        is_trained = update.is_in_policy_step & rows.has_loss
+        learned.metrics |= metrics | {"train/trained_rows": float(is_trained.sum())}
+        _merge(agents, figures)
+        _count(funnel, "trained", samples, is_trained)
     else:
         learned.reason = _why_nothing(samples, rows.is_active, config=config)
     if config.loss.adaptive_kl is not None:
-        if not learned.reason:
-            learned.kl_coef = adapted_coef(
-                learned.kl_coef,
-                kl=learned.metrics["train/kl_ref_k3"],
-                num_episodes=len({s.episode_id for s in samples}),
-                target=config.loss.adaptive_kl.target,
-                horizon=config.loss.adaptive_kl.horizon,
-            )
-        learned.metrics["train/kl_coef"] = learned.kl_coef
+        _adapt_kl(learned, config.loss.adaptive_kl, num_episodes=len({s.episode_id for s in samples}))
     learned.agents = funnel_figures(funnel)
     _merge(learned.agents, agents)
     num_tokens = sum(len(s.token_ids) for s in samples)
     learned.metrics["train/tokens_per_s"] = num_tokens / max(clock.total_s, 1e-9)
     return learned
+
+
+def _adapt_kl(learned: Learned, settings: AdaptiveKLConfig, *, num_episodes: int) -> None:
+    """Sets the coefficient of the next job; it stays where nothing was trained."""
+    if not learned.reason:
+        learned.kl_coef = adapted_coef(
+            learned.kl_coef,
+            kl=learned.metrics["train/kl_ref_k3"],
+            num_episodes=num_episodes,
+            target=settings.target,
+            horizon=settings.horizon,
+        )
+    learned.metrics["train/kl_coef"] = learned.kl_coef
 
 
 def score(
@@ -299,7 +295,11 @@ def score(
         if is_close(agreements, config=config.mismatch) and agreements.keys() == set(agents):
             scores = score_rows(layout, models, rows=range(len(samples)), names=names)
             scores["old"] = [x.astype(np.float32) for x in rollout]
-            return _decided(scores, agreements, config=config.mismatch)
+            return Scored(
+                scores=scores,
+                agreements=agreements,
+                needs_correction=decide(agreements, config=config.mismatch) == "correct",
+            )
     scores = score_rows(layout, models, rows=range(len(samples)), names=[*names, "old", "entropy"])
     # Rows from service may come from another version: they say nothing about the agreement of this version's engine.
     own = [i for i, s in enumerate(samples) if not s.is_served]
@@ -307,12 +307,10 @@ def score(
     agreements = measure(
         [scores["old"][i] for i in own], [rollout[i] for i in own], [agents[i] for i in own], config=config.mismatch
     )
-    if not is_off_policy:
-        return _decided(scores, agreements, config=config.mismatch)
-    if has_all_groups:  # first: wrong logprobs also have a small effective sample size
+    if is_off_policy and has_all_groups:  # first: wrong logprobs also have a small effective sample size
         check_mean_weight(agreements)
-    decide(agreements, config=config.mismatch, is_off_policy=True)
-    return Scored(scores=scores, agreements=agreements, needs_correction=True)
+    verdict = decide(agreements, config=config.mismatch, is_off_policy=is_off_policy)
+    return Scored(scores=scores, agreements=agreements, needs_correction=is_off_policy or verdict == "correct")
 
 
 def correct_rows(samples: Sequence[Sample], scored: Scored, *, config: MismatchConfig) -> Correction:
@@ -349,51 +347,6 @@ def trainable_rows(
         np.ones(len(samples), dtype=bool) if keep_mask is None else np.array([bool(np.any(x)) for x in keep_mask])
     )
     return TrainableRows(is_active=is_active, has_loss=(is_active | has_other_loss) & has_token, keep_mask=keep_mask)
-
-
-def step(
-    samples: Sequence[Sample],
-    layout: Layout,
-    models: Models,
-    *,
-    scores: dict[str, Rows],
-    signal: LearningSignal,
-    weights: Rows | None,
-    rows: TrainableRows,
-    config: TrainConfig,
-    trains_policy: bool,
-    seed: int,
-) -> Stepped:
-    """Makes the optimizer steps, then measures how far they moved the policy.
-
-    Raises:
-        TrainingDivergedError: see `learn`.
-    """
-    update = Update(
-        samples=samples,
-        layout=layout,
-        models=models,
-        config=config,
-        scores=scores,
-        signal=signal,
-        weights=weights,
-        keep_mask=rows.keep_mask,
-        is_picked=rows.has_loss | models.has_values,
-        trains_policy=trains_policy,
-    )
-    metrics, agents = update.run(seed=seed)
-    log_ratios: dict[str, float] = {}
-    if trains_policy:
-        log_ratios = _measure_change(samples, layout, models, scores["old"], metrics, agents, config=config)
-    return Stepped(
-        is_trained=update.is_in_policy_step & rows.has_loss, metrics=metrics, agents=agents, log_ratios=log_ratios
-    )
-
-
-def _decided(scores: dict[str, Rows], agreements: dict[str, Agreement], *, config: MismatchConfig) -> Scored:
-    """Adds to the scores whether they need a correction; raises MismatchError beyond the limits."""
-    needs_correction = decide(agreements, config=config) == "correct"
-    return Scored(scores=scores, agreements=agreements, needs_correction=needs_correction)
 
 
 def _measure_change(

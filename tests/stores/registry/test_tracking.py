@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from records import build_rewards, build_trace
 
 from stores.files import read_file, write_file
 from stores.registry.tracking import RunTracker
-from stores.types import EpisodeRewards, EpisodeStatus, Trace
+from stores.types import EpisodeStatus
 
 pytestmark = pytest.mark.test
 
@@ -32,7 +32,7 @@ def test_a_restarted_run_goes_on_in_the_same_mlflow_run(mlflow_place: tuple[str,
 
 
 def test_an_iteration_is_a_run_under_its_parent_and_is_shown_once(
-    mlflow_place: tuple[str, str], make_trace: Callable[..., Trace], monkeypatch: pytest.MonkeyPatch
+    mlflow_place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TROUPE_MLFLOW_URL", "http://mlflow.example:5000/")
     tracker = RunTracker(*mlflow_place, "nested")
@@ -44,7 +44,7 @@ def test_an_iteration_is_a_run_under_its_parent_and_is_shown_once(
                 iteration,
                 metrics={"reward": iteration / 2, "train/kl": float("nan")},
                 tags={"troupe.link.dag_run": "http://airflow.example/7"},
-                episodes=[(make_trace(run_id="nested", iteration=iteration), None)],
+                episodes=[(build_trace(run_id="nested", iteration=iteration), None)],
                 started_at=1000.0 * iteration,
                 ended_at=1000.0 * iteration + 60,
             )
@@ -81,13 +81,11 @@ def test_files_of_a_run_lie_under_the_artifact_root(mlflow_place: tuple[str, str
         tracker.log_file(f"{tmp_path}/absent.json")
 
 
-def test_an_episode_shows_its_turns_tools_times_and_credit(
-    mlflow_place: tuple[str, str], make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
-) -> None:
+def test_an_episode_shows_its_turns_tools_times_and_credit(mlflow_place: tuple[str, str]) -> None:
     tracker = RunTracker(*mlflow_place, "shown")
-    trace = make_trace(0, run_id="shown")
-    assert tracker.log_traces([(trace, make_rewards(trace, outcome=0.5))]) == 1
-    assert tracker.log_traces([(trace, make_rewards(trace, outcome=0.5))]) == 0
+    trace = build_trace(0, run_id="shown")
+    assert tracker.log_traces([(trace, build_rewards(trace, outcome=0.5))]) == 1
+    assert tracker.log_traces([(trace, build_rewards(trace, outcome=0.5))]) == 0
     (shown,) = tracker._client.search_traces(
         locations=[tracker._open()[0]], filter_string=f"tags.episode_id = '{trace.episode_id}'"
     )
@@ -109,13 +107,11 @@ def test_an_episode_shows_its_turns_tools_times_and_credit(
     assert by_name["search"].parent_id == by_name[trace.workflow].span_id
 
 
-def test_failures_come_first_and_fill_at_most_half(
-    mlflow_place: tuple[str, str], make_trace: Callable[..., Trace]
-) -> None:
+def test_failures_come_first_and_fill_at_most_half(mlflow_place: tuple[str, str]) -> None:
     tracker = RunTracker(*mlflow_place, "chosen")
     broken = {"status": EpisodeStatus.AGENT_ERROR, "error": "KeyError: 'x'", "turns": ()}
-    failed = [make_trace(i, run_id="chosen", **broken) for i in range(6)]
-    sound = [make_trace(i, run_id="chosen") for i in range(6, 16)]
+    failed = [build_trace(i, run_id="chosen", **broken) for i in range(6)]
+    sound = [build_trace(i, run_id="chosen") for i in range(6, 16)]
     assert tracker.log_traces([(t, None) for t in [*sound, *failed]], limit=8) == 8
     shown = tracker._client.search_traces(locations=[tracker._open()[0]], filter_string="tags.run = 'chosen'")
     statuses = [t.info.tags["status"] for t in shown]

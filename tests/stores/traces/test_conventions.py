@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from records import MakeTrace
+from records import build_trace
 
 from pipelines.figures.registry import figures_of
 from stores.traces.conventions import anchor_before, is_world_call, num_world_calls, num_world_steps
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.fast
 
 
 @pytest.fixture
-def played(make_trace: MakeTrace) -> Trace:
+def played() -> Trace:
     """A tool call, a world that begins, and two steps, of which the last failed; turns before, between and after."""
-    base = make_trace()
+    base = build_trace()
     call, turn = base.tool_calls[0], base.turns[0]
 
     def event(index: int, request: dict[str, Any], anchor: str | None) -> Any:

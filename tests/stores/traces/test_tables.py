@@ -5,13 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lancedb
 import pytest
+from records import build_rewards, build_trace
 
 from stores.traces.store import TraceStore
 from stores.traces.tables import is_table_of, iteration_of_table, table_name
@@ -50,11 +50,9 @@ def _maintain(uri: str, run_id: str, start: Any, stop: Any) -> None:
 
 
 @pytest.mark.nightly
-def test_writers_of_the_same_episodes_store_each_once_while_others_maintain_and_are_killed(
-    store: TraceStore, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
-) -> None:
-    traces = [make_trace(i, iteration=k) for k in (3, 4) for i in range(24)]
-    rewards = [make_rewards(trace) for trace in traces]
+def test_writers_of_the_same_episodes_store_each_once_while_others_maintain_and_are_killed(store: TraceStore) -> None:
+    traces = [build_trace(i, iteration=k) for k in (3, 4) for i in range(24)]
+    rewards = [build_rewards(trace) for trace in traces]
     start, stop = SPAWN.Barrier(6), SPAWN.Event()
     writers = [
         SPAWN.Process(target=_write, args=(store.uri, traces[::step], rewards[::step], start)) for step in (1, -1, 1)
@@ -83,9 +81,7 @@ def test_writers_of_the_same_episodes_store_each_once_while_others_maintain_and_
         assert pinned.num_episodes == store.count_rows(pinned) == len(own)
 
 
-def test_a_table_that_a_killed_process_began_is_completed_by_the_next_writer(
-    tmp_path: Path, make_trace: Callable[..., Trace]
-) -> None:
+def test_a_table_that_a_killed_process_began_is_completed_by_the_next_writer(tmp_path: Path) -> None:
     store = TraceStore(str(tmp_path))
     store.create()
     begun = tmp_path / f"{table_name('episodes', 'run', 3)}.lance"
@@ -93,19 +89,17 @@ def test_a_table_that_a_killed_process_began_is_completed_by_the_next_writer(
     (begun / "_transactions" / "0-x.txn").write_bytes(b"half")
     assert store.stored_ids(**KEY) == set() and store.find_traces(run_id="run") == []
     assert store.tables("run") == [] and store.count_others("other") == 0
-    assert store.write_episodes([make_trace(0)]) == 1
-    assert store.get_trace(make_trace(0).episode_id) == make_trace(0)
+    assert store.write_episodes([build_trace(0)]) == 1
+    assert store.get_trace(build_trace(0).episode_id) == build_trace(0)
     assert store.tables("run") == [table_name("episodes", "run", 3)]
 
 
-def test_what_one_iteration_needs_is_read_from_no_table_of_another(
-    tmp_path: Path, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
-) -> None:
+def test_what_one_iteration_needs_is_read_from_no_table_of_another(tmp_path: Path) -> None:
     store = TraceStore(str(tmp_path))
     store.create()
     for k in (1, 2, 3):
-        store.write_episodes([make_trace(i, iteration=k) for i in range(4)])
-        store.write_rewards([make_rewards(make_trace(i, iteration=k)) for i in range(4)])
+        store.write_episodes([build_trace(i, iteration=k) for i in range(4)])
+        store.write_rewards([build_rewards(build_trace(i, iteration=k)) for i in range(4)])
     for k in (1, 2):
         for kind in ("episodes", "rewards"):
             for manifest in (tmp_path / f"{table_name(kind, 'run', k)}.lance" / "_versions").glob("*.manifest"):
@@ -113,10 +107,10 @@ def test_what_one_iteration_needs_is_read_from_no_table_of_another(
     with pytest.raises((RuntimeError, ValueError)):
         store.pin_episodes(**{**KEY, "iteration": 2})
     store = TraceStore(str(tmp_path))
-    assert store.write_episodes([make_trace(i) for i in range(6)]) == 2
-    store.write_rewards([make_rewards(make_trace(i)) for i in range(6)])
+    assert store.write_episodes([build_trace(i) for i in range(6)]) == 2
+    store.write_rewards([build_rewards(build_trace(i)) for i in range(6)])
     ref = store.pin_episodes(**KEY)
-    trace = make_trace(5)
+    trace = build_trace(5)
     assert len(list(store.read_traces(ref))) == 6
     rewards = store.pin_rewards(run_id="run", iteration=3, purpose=Purpose.TRAIN, credit_version="c1", traces=ref)
     assert len(list(store.read_rewards(rewards))) == 6
@@ -139,10 +133,10 @@ def test_an_id_begins_with_its_iteration() -> None:
     assert hinted_iteration("03e") is None and hinted_iteration("chatcmpl-1") is None
 
 
-def test_ids_that_begin_with_another_number_are_found_too(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
-    hashed = make_trace(0, iteration=2, episode_id="0005" + "ab" * 14)
-    late = make_trace(1, iteration=65_543)
-    store.write_episodes([hashed, late, make_trace(2, iteration=5), make_trace(2, iteration=7)])
+def test_ids_that_begin_with_another_number_are_found_too(store: TraceStore) -> None:
+    hashed = build_trace(0, iteration=2, episode_id="0005" + "ab" * 14)
+    late = build_trace(1, iteration=65_543)
+    store.write_episodes([hashed, late, build_trace(2, iteration=5), build_trace(2, iteration=7)])
     for run_id in (None, "run", "other"):
         assert store.get_trace(hashed.episode_id, run_id=run_id) == hashed
         assert store.get_trace("0005abab", run_id=run_id) == hashed
@@ -151,9 +145,9 @@ def test_ids_that_begin_with_another_number_are_found_too(store: TraceStore, mak
         store.get_trace("0007" + "cd" * 14, run_id="run")
 
 
-def test_a_list_goes_on_where_its_page_ended(store: TraceStore, make_trace: Callable[..., Trace]) -> None:
-    traces = [make_trace(i, iteration=k, started_at=1e9 + (i * 7) % 5) for k in (0, 1, 2, 10) for i in range(5)]
-    store.write_episodes([*traces, make_trace(0, run_id="other")])
+def test_a_list_goes_on_where_its_page_ended(store: TraceStore) -> None:
+    traces = [build_trace(i, iteration=k, started_at=1e9 + (i * 7) % 5) for k in (0, 1, 2, 10) for i in range(5)]
+    store.write_episodes([*traces, build_trace(0, run_id="other")])
     wanted = sorted(traces, key=lambda t: (-t.iteration, -t.started_at, t.episode_id))
     seen: list[str] = []
     while page := store.newest_episodes(limit=3, run_id="run", before=seen[-1] if seen else ""):
@@ -174,20 +168,18 @@ def test_a_list_goes_on_where_its_page_ended(store: TraceStore, make_trace: Call
         store.newest_episodes(limit=3, run_id="other", before=seen[0])
 
 
-def test_runs_do_not_see_each_other_though_their_names_share_a_table(
-    store: TraceStore, make_trace: Callable[..., Trace]
-) -> None:
+def test_runs_do_not_see_each_other_though_their_names_share_a_table(store: TraceStore) -> None:
     assert table_name("episodes", "a b", 3) == table_name("episodes", "a/b", 3) == "episodes.a_b.it3"
     assert iteration_of_table("episodes.a.it7.it12") == 12 and iteration_of_table("episodes") == 0
     assert is_table_of("episodes.a.it7.it12", "episodes", "a.it7") and not is_table_of("episodes.a.it7", "rewards")
-    mine, other = make_trace(0, run_id="a b"), replace(make_trace(1, run_id="a/b"), run_id="a/b")
+    mine, other = build_trace(0, run_id="a b"), replace(build_trace(1, run_id="a/b"), run_id="a/b")
     store.write_episodes([mine, other])
     assert list(store.read_traces(store.pin_episodes(**{**KEY, "run_id": "a b"}))) == [mine]
     assert store.count_others("a b") == 1
 
 
-def test_the_store_can_be_opened_by_anybody_who_has_lancedb(tmp_path: Path, make_trace: Callable[..., Trace]) -> None:
+def test_the_store_can_be_opened_by_anybody_who_has_lancedb(tmp_path: Path) -> None:
     store = TraceStore(str(tmp_path))
     store.create()
-    store.write_episodes([make_trace(0)])
+    store.write_episodes([build_trace(0)])
     assert lancedb.connect(str(tmp_path)).open_table("episodes.run.it3").count_rows() == 1

@@ -57,27 +57,26 @@ def test_weights_under_foreign_names_are_refused(prefix: str, tmp_path: Path) ->
         check_model_files(folder)
 
 
-def test_an_optimizers_state_is_no_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("without", "tensors", "said"),
+    [
+        (("model",), {"exp_avg": [32]}, r"vocab_size = 1024, and no tensor of the weights has that dimension"),
+        (
+            (),
+            {"model.layers.1.post_attention_layernorm.weight": [31]},
+            r"config.json describes .* hidden_size = 32, .* so that model.layers.1.post.*\[32\].*\[31\]",
+        ),
+        ((), {"model.layers.0.self_attn.q_proj.bias": [64]}, "holds model.layers.0.self_attn.q_proj.bias, .* left out"),
+        ((), {"model.layers.0.pre_feedforward_layernorm.weight": [64]}, "holds model.layers.0.pre_.*, .* left out"),
+    ],
+    ids=["an optimizer's state", "a norm of another shape", "a bias", "another norm"],
+)
+def test_tensors_that_are_not_those_of_the_config_are_refused(
+    without: tuple[str, ...], tensors: dict[str, list[int]], said: str, tmp_path: Path
+) -> None:
     folder = write_model(tmp_path)
-    write_tensors(folder / WEIGHTS, {"exp_avg": [32]})
-    with pytest.raises(ValueError, match=r"vocab_size = 1024, and no tensor of the weights has that dimension"):
-        check_model_files(folder)
-
-
-def test_a_norm_of_another_shape_is_refused(tmp_path: Path) -> None:
-    folder = write_model(tmp_path)
-    rewrite(folder, **{"model.layers.1.post_attention_layernorm.weight": [31]})
-    with pytest.raises(
-        ValueError, match=r"config.json describes .* hidden_size = 32, .* so that model.layers.1.post.*\[32\].*\[31\]"
-    ):
-        check_model_files(folder)
-
-
-@pytest.mark.parametrize("name", ["self_attn.q_proj.bias", "pre_feedforward_layernorm.weight"])
-def test_a_tensor_that_the_config_has_no_place_for_is_refused(name: str, tmp_path: Path) -> None:
-    folder = write_model(tmp_path)
-    rewrite(folder, **{f"model.layers.0.{name}": [64]})
-    with pytest.raises(ValueError, match=rf"holds model.layers.0.{name}, .* would be left out"):
+    rewrite(folder, without=without, **tensors)
+    with pytest.raises(ValueError, match=said):
         check_model_files(folder)
 
 

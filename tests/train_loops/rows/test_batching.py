@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from chained_samples import sample
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -29,25 +30,13 @@ SHAPES = [(5, 3), (2, 7), (11, 1), (4, 4), (9, 6), (1, 2), (6, 5)]
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
     rng = np.random.default_rng(0)
-    return [
-        Sample(
-            episode_id=f"e{i}",
-            group_id="g",
-            task_id="t",
-            agent="ab"[i % 2],
-            turn_index=0,
-            round_index=0,
-            episode_round=0,
-            token_ids=rng.integers(3, 290, prompt + completion).tolist(),
-            prompt_length=prompt,
-            rollout_logprobs=(-rng.random(completion)).tolist(),
-            reward=float(rng.normal()),
-            temperature=[1.0, 0.7][i % 2],
-            max_tokens=8,
-            status="ok",
-        )
-        for i, (prompt, completion) in enumerate(SHAPES)
-    ]
+    rows = []
+    for i, (prompt, completion) in enumerate(SHAPES):
+        ids = rng.integers(3, 290, prompt + completion).tolist()
+        logprobs = (-rng.random(completion)).tolist()
+        row = sample(f"e{i}", 0, ids[:prompt], ids[prompt:], agent="ab"[i % 2], rollout_logprobs=logprobs)
+        rows.append(replace(row, reward=float(rng.normal())))
+    return rows
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from chained_samples import sample
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -45,22 +46,9 @@ class Rows:
     def row(self, text: str, form: dict[str, object] | None, *, number: int = 0) -> Sample:
         """A row whose completion is `text` and the end of the turn."""
         prompt, said = (self.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (PREFIX, text))
-        return Sample(
-            episode_id=f"e{number}",
-            group_id="g",
-            task_id="t",
-            agent="solver",
-            turn_index=0,
-            round_index=0,
-            episode_round=0,
-            token_ids=[*prompt, *said, self.end],
-            prompt_length=len(prompt),
-            rollout_logprobs=[-0.5] * (len(said) + 1),
-            reward=1.0,
-            temperature=0.7,
-            max_tokens=20,
-            status="ok",
-            constraint="" if form is None else json.dumps(form | {"end_ids": [self.end]}),
+        constraint = "" if form is None else json.dumps(form | {"end_ids": [self.end]})
+        return sample(
+            f"e{number}", 0, prompt, [*said, self.end], agent="solver", temperature=0.7, constraint=constraint
         )
 
 
@@ -132,16 +120,16 @@ def test_logprobs_and_entropy_are_over_the_allowed_tokens_and_other_rows_stay(
         with torch.no_grad():
             logprobs, entropy, _ = scorer(batch, with_entropy=True)
         at = 0
-        for sample in masked:
+        for row in masked:
             with torch.no_grad():
-                logits = scorer.model(torch.tensor([list(sample.token_ids)])).logits[0].float() / sample.temperature
-            for position in range(sample.completion_length):
-                own = logits[sample.prompt_length + position - 1]
-                if sample.masks is not None:
-                    keep = sorted(of_token(sample, position, len(own)))
+                logits = scorer.model(torch.tensor([list(row.token_ids)])).logits[0].float() / row.temperature
+            for position in range(row.completion_length):
+                own = logits[row.prompt_length + position - 1]
+                if row.masks is not None:
+                    keep = sorted(of_token(row, position, len(own)))
                     own = torch.full_like(own, -torch.inf).index_copy(0, torch.tensor(keep), own[keep])
                 want = own.log_softmax(-1)
-                torch.testing.assert_close(logprobs[at], want[sample.token_ids[sample.prompt_length + position]])
+                torch.testing.assert_close(logprobs[at], want[row.token_ids[row.prompt_length + position]])
                 torch.testing.assert_close(entropy[at], -(want.exp() * want.nan_to_num(neginf=0.0)).sum())
                 at += 1
     monkeypatch.setattr(logprobs_module, "CHUNK_TOKENS", 3)

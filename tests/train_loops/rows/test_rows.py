@@ -1,16 +1,16 @@
 """rows: what becomes a training row, what is refused, what the funnel shows."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from records import build_rewards, build_trace, build_turn
 
 from stores.types import (
     SERVED,
     Cause,
     EpisodeRewards,
     EpisodeStatus,
-    FinishReason,
-    Purpose,
     Sampling,
     Task,
     ToolCall,
@@ -24,69 +24,29 @@ pytestmark = pytest.mark.fast
 
 
 def turn(turn_index: int, agent: str, *, model_group: str = "math", completion: tuple[int, ...] = (7, 8)) -> Turn:
-    return Turn(
-        turn_index=turn_index,
-        agent=agent,
-        model_group=model_group,
-        policy_version=3,
-        round_index=0,
-        parents=(),
-        prompt_text="p",
-        completion_text="c",
+    return build_turn(
+        turn_index,
+        agent,
+        model_group,
         prompt_token_ids=(1, 2, 3),
         completion_token_ids=completion,
         rollout_logprobs=tuple(-0.5 for _ in completion),
         sampling=Sampling(max_tokens=8, temperature=0.7),
-        seed=0,
-        finish_reason=FinishReason.STOP,
-        is_format_ok=True,
-        format_fault="",
-        fields={},
-        start_s=0.0,
-        duration_s=0.1,
     )
 
 
-def trace(*turns: Turn, status: EpisodeStatus = EpisodeStatus.OK, is_version_mixed: bool = False) -> Trace:
-    return Trace(
-        episode_id="e1",
-        run_id="r",
-        iteration=0,
-        purpose=Purpose.TRAIN,
-        team_key="k",
-        workflow="w",
-        task=Task(task_id="t1", prompt="p", answers=("1",)),
-        group_id="g1",
-        episode_index=0,
-        variant="",
-        seed=0,
-        status=status,
-        stop_reason="",
-        error="",
-        answer="",
-        outcome_metadata={},
-        policy_versions={"math": 3},
-        is_version_mixed=is_version_mixed,
-        turns=turns,
-        tool_calls=(),
-        started_at=0.0,
-        duration_s=1.0,
-    )
+def trace(*turns: Turn, **changes: Any) -> Trace:
+    task = Task(task_id="t1", prompt="p", answers=("1",))
+    ids = {"episode_id": "e1", "group_id": "g1"}
+    return build_trace(**ids, task=task, turns=turns, tool_calls=(), outcome_metadata={}, **changes)
 
 
-def rewards(*turn_rewards: tuple[int, str, float], model_group: str = "math") -> EpisodeRewards:
-    return EpisodeRewards(
-        episode_id="e1",
-        run_id="r",
-        iteration=0,
-        purpose=Purpose.TRAIN,
-        credit_version="c1",
-        outcome=1.0,
-        rewards=tuple(
-            TurnReward(turn_index=i, agent=agent, model_group=model_group, reward=r, breakdown={})
-            for i, agent, r in turn_rewards
-        ),
-    )
+def rewards(*turn_rewards: tuple[int, str, float]) -> EpisodeRewards:
+    paid = [
+        TurnReward(turn_index=i, agent=agent, model_group="math", reward=r, breakdown={})
+        for i, agent, r in turn_rewards
+    ]
+    return replace(build_rewards(trace()), rewards=tuple(paid))
 
 
 def rows(t: Trace, r: EpisodeRewards | None, **changed: object) -> list:
