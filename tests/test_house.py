@@ -26,8 +26,6 @@ ONE_CALLER = {
     ),
     "a formula or a model": (
         "pipelines.evaluation.betting",
-        "train_loops.advantages.grpo",
-        "train_loops.signal.nll_gain",
     ),
     "a protocol or a format": (
         "pipelines.report.chrome_trace",

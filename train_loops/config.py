@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
-from train_loops.estimators import ESTIMATORS, WHOLE_TEAM, Estimator, estimator_of
+from train_loops.estimators import ESTIMATORS, PAPERS, WHOLE_TEAM, Estimator, estimator_of
 
 
 class OptimizerConfig(Settings):
@@ -409,7 +409,8 @@ class TrainConfig(Settings):
     @property
     def extensions(self) -> set[str]:
         """Returns the packages of Troupe's extensions that training needs."""
-        return {self.estimator.extension, WHOLE_TEAM if self.is_whole_team else ""} - {""}
+        others = {WHOLE_TEAM: self.is_whole_team, PAPERS: self.advantage.nll_gain > 0}
+        return {self.estimator.extension, *(package for package, is_used in others.items() if is_used)} - {""}
 
     def entropy_coef(self, agent: str) -> float:
         """Returns the weight of the entropy bonus for an agent."""

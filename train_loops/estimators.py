@@ -15,6 +15,8 @@ from stores.by_name import open_by_name
 FORM = "a function of (rows, settings), or an Estimator with one"
 CORE, PAPERS = "train_loops.advantages", "train_loops.extensions.paper_estimators"
 WHOLE_TEAM = "train_loops.extensions.whole_team"
+NLL_GAIN = f"{PAPERS}.nll_gain:nll_gain"
+"""The factor of `advantage.nll_gain` on advantages (UMAD, arXiv 2603.01221)."""
 TEAM_LEARNER = f"{WHOLE_TEAM}.trainer:train_team_learner"
 """Does the jobs of central critics and mixers."""
 
@@ -79,7 +81,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "gpg": Estimator(function=f"{PAPERS}.group_estimators:gpg", compares="turns"),
     "pass_at_k": Estimator(function=f"{PAPERS}.group_estimators:pass_at_k", compares="episodes"),
     "gigpo": Estimator(
-        function=f"{CORE}.gigpo:gigpo", compares="episodes", needs_siblings=True, figures=f"{CORE}.gigpo:figures"
+        function=f"{PAPERS}.gigpo:gigpo", compares="episodes", needs_siblings=True, figures=f"{PAPERS}.gigpo:figures"
     ),
     "counterfactual": Estimator(function=f"{CORE}.against_baseline:against_baseline", variants="counterfactual"),
     "leave_one_out": Estimator(

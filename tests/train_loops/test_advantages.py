@@ -11,7 +11,6 @@ from advantage_rows import per_row, rows, table_of, table_rows, there
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_loops.advantages.gigpo import figures
 from train_loops.advantages.rewarded_rows import RewardedRows
 from train_loops.config import AdvantageConfig
 from train_loops.estimators import ESTIMATORS
@@ -78,32 +77,6 @@ def test_against_a_baseline_each_token_gets_what_is_still_to_come_minus_what_the
     assert got[1].tolist() == [0.0], "a turn without a variant has nothing to be compared with"
 
 
-def test_gigpo_adds_the_comparison_of_turns_that_saw_the_same() -> None:
-    table = rows(
-        [0.0, 1.0, 0.0, 0.0],
-        episodes=["0", "0", "1", "1"],
-        turns=[0, 1, 0, 1],
-        prompts=[[7], [8, 1], [7], [9, 9]],
-        credit_kind="increments",
-    )
-    got = per_row("gigpo", table, ddof=0, eps=1e-12)
-    # Episodes are worth .5 and 0: +-1. Turn 0: returns .95 and 0 behind the prompt [7]: +-1. Turn 1: alone behind theirs.
-    np.testing.assert_allclose(got, [2.0, 1.0, -2.0, -1.0])
-    np.testing.assert_allclose(per_row("gigpo", table, ddof=0, eps=1e-12, step_weight=0.5), [1.5, 1.0, -1.5, -1.0])
-
-
-def test_gigpo_takes_a_reward_that_stands_for_the_rest_of_the_episode_as_the_step_return() -> None:
-    paid: dict[str, Any] = {"episodes": ["0", "0", "1", "1"], "turns": [0, 1, 0, 1], "prompts": [[7], [8], [7], [8]]}
-    table = rows([1.0, 1.0, 0.0, 1.0], **paid, credit_kind="returns")
-    # Episodes are worth 1 and .5: +-1. Behind [7] 1 and 0: +-1; behind [8] 1 and 1, whatever turn 0 was paid: 0.
-    np.testing.assert_allclose(per_row("gigpo", table, ddof=0, eps=1e-12), [2.0, 1.0, -2.0, -1.0])
-    summed = rows([1.0, 1.0, 1.0, 0.0], **paid, credit_kind="increments")
-    as_returns = rows([1.0, 1.0, 1.0, 0.0], **paid, credit_kind="returns")
-    # Increments: 1.95 and 1 behind [7]; as returns 1 and 1.
-    np.testing.assert_allclose(per_row("gigpo", summed, ddof=0, eps=1e-12), [2.0, 2.0, -2.0, -2.0])
-    np.testing.assert_allclose(per_row("gigpo", as_returns, ddof=0, eps=1e-12), [1.0, 2.0, -1.0, -2.0])
-
-
 @pytest.mark.parametrize("name", there("grpo", "rloo", "pass_at_k"))
 def test_an_episode_of_increments_is_worth_their_sum_however_many_turns_it_took(name: str) -> None:
     """One right at once, one that lost the answer in its third turn, one in its sixth: the last two are as bad."""
@@ -111,33 +84,6 @@ def test_an_episode_of_increments_is_worth_their_sum_however_many_turns_it_took(
     table = rows([0.0] * 4 + [-1.0] + [0.0] * 5 + [-1.0], episodes=episodes, credit_kind="increments")
     short, late = (per_row(name, table)[i] for i in (2, 5))
     assert short == pytest.approx(late) and per_row(name, table)[0] > short
-
-
-def test_the_share_of_turns_with_an_anchor_says_how_much_of_gigpo_there_is() -> None:
-    shares = [
-        figures(rows([0.0] * 4, prompts=prompts), AdvantageConfig())["train/anchor_share"]
-        for prompts in ([[1], [1], [1], [2]], [[1], [2], [3], [4]])
-    ]
-    assert shares == [0.75, 0.0]
-
-
-def test_gigpo_compares_turns_that_acted_in_one_state_of_the_world_whatever_their_prompts() -> None:
-    about: dict[str, Any] = {"episodes": ["0", "1", "2"], "credit_kind": "returns"}
-    table = rows([1.0, 0.0, 0.0], **about, prompts=[[1], [2], [2]], states=["s", "s", "t"])
-    by_state, by_prompt = (per_row("gigpo", table, anchor=anchor, ddof=0, eps=1e-12) for anchor in ("state", "prompt"))
-    episodes = per_row("grpo", table, ddof=0, eps=1e-12)
-    np.testing.assert_allclose(by_state - episodes, [1.0, -1.0, 0.0], atol=1e-9)
-    np.testing.assert_allclose(by_prompt - episodes, [0.0, 0.0, 0.0], atol=1e-9)
-    # A turn of an episode without a world is compared by its prompt.
-    mixed = rows([1.0, 0.0, 0.0], **about, prompts=[[1], [2], [1]], states=["", "s", ""])
-    np.testing.assert_allclose(per_row("gigpo", mixed, ddof=0, eps=1e-12) - episodes, [1.0, 0.0, -1.0], atol=1e-9)
-
-
-def test_gigpo_takes_prompts_that_are_alike_enough_for_one_anchor() -> None:
-    alike = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 0], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]  # ratio .9
-    table = rows([1.0, 0.0], prompts=alike)
-    apart, together = (per_row("gigpo", table, similarity=s)[0] for s in (0.95, 0.9))
-    assert together == pytest.approx(2 * apart)
 
 
 @pytest.mark.parametrize("name", there("grpo", "dr_mas", "at_grpo", "rloo", "gpg", "opo"))
@@ -185,7 +131,7 @@ def test_what_is_not_a_number_stays_so_and_is_never_taken_for_no_signal(name: st
     assert np.isnan(per_row(name, rows([1.0, float("nan"), 0.0]))).all()
 
 
-@pytest.mark.parametrize("name", ["grpo", "gigpo"])
+@pytest.mark.parametrize("name", there("grpo", "gigpo"))
 def test_an_episode_comparison_may_be_made_per_agent_as_dr_mas_does(name: str) -> None:
     got = per_row(name, two_agents(), group_by="task_agent", **({"step_weight": 0.0} if name == "gigpo" else {}))
     np.testing.assert_allclose(got, per_row("dr_mas", two_agents()))
@@ -195,12 +141,6 @@ def test_a_constant_added_to_every_reward_acts_as_the_formula_says_where_it_is_f
     two_turns = {"episodes": ["0", "0", "1"], "turns": [0, 1, 0], "baselines": [0.5, None, 0.5]}
     table, shifted = rows([1.0, 0.0, 0.0], **two_turns), rows([3.0, 2.0, 2.0], **two_turns)
     assert (per_row(AGAINST_BASELINE, shifted) - per_row(AGAINST_BASELINE, table)).tolist() == [2.0, 0.0, 2.0]
-    settings = {"normalize_std": False, "step_gamma": 0.5}
-    # Returns behind the one prompt: [1, 0, 0], then [3 + 1, 2, 2]; episodes: [1, 1, 0], then [5, 5, 2].
-    table, shifted = (replace(t, credit_kind="increments") for t in (table, shifted))
-    episode = np.array([0.5, 0.5, -0.5])
-    np.testing.assert_allclose(per_row("gigpo", table, **settings), episode + np.array([2, -1, -1]) / 3)
-    np.testing.assert_allclose(per_row("gigpo", shifted, **settings), 3 * episode + np.array([4, -2, -2]) / 3)
 
 
 def picked(table: RewardedRows, order: list[int]) -> RewardedRows:

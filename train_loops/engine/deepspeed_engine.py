@@ -35,7 +35,7 @@ from train_loops.engine.checkpoints import (
     write_safetensors,
 )
 from train_loops.rows.batching import device
-from train_loops.signal.learning_rate import learning_rate
+from train_loops.signal.learning_rate import adamw, learning_rate
 
 if TYPE_CHECKING:
     from train_loops.engine.critic import ValueModel
@@ -143,14 +143,7 @@ class Engine:
         self.num_steps = 0
         self._deepspeed, self._optimizer, _, _ = deepspeed.initialize(
             model=module.to(device()),
-            optimizer=torch.optim.AdamW(
-                [parameter for parameter in module.parameters() if parameter.requires_grad],
-                lr=0.0,  # `step` sets it
-                betas=optimizer.betas,
-                eps=optimizer.eps,
-                weight_decay=optimizer.weight_decay,
-                fused=True,
-            ),
+            optimizer=adamw([p for p in module.parameters() if p.requires_grad], optimizer, fused=True),
             config=_deepspeed_config(config, stage=self._stage, max_grad_norm=optimizer.max_grad_norm),
             dist_init_required=False,
         )

@@ -22,7 +22,8 @@ from stores.weights.store import WeightStore
 from train_loops.config import WarmstartConfig
 from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
 from train_loops.engine.tiny_model import PARAGRAPH, build_model, save_folder
-from train_loops.rows.batching import collate_turns
+from train_loops.rows.batching import Batch, collate_turns
+from train_loops.signal.learning_rate import adamw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -73,34 +74,15 @@ def warmstart(
         raise ValueError(f"a demonstration has {longest} tokens but the model takes {limit}: raise max_position")
     scorer = PolicyScorer(model).train()
     batches = list(_batches(rows, config=config, seed=seed))
-    optimizer = torch.optim.AdamW(
-        scorer.parameters(),
-        lr=config.optimizer.lr,
-        betas=config.optimizer.betas,
-        eps=config.optimizer.eps,
-        weight_decay=config.optimizer.weight_decay,
-    )
-    # Batches hold rows of about one length. Divided by its own number of targets, a batch of short completions would weigh each of its
-    # tokens more than others do, and the model would say the short ones more often than the demonstrations.
-    mean_targets = sum(len(completion) for _, completion in rows) / len(rows) * config.batch_turns
     started, losses, num_tokens, num_targets = time.perf_counter(), [], 0, 0
-    for step, picked in enumerate(batches, 1):
-        batch = collate_turns([rows[i] for i in picked])
-        for group in optimizer.param_groups:
-            group["lr"] = config.optimizer.lr * _factor(step, len(batches), config.optimizer.warmup_steps)
-        targets = len(batch.targets)
-        loss = -completion_logprobs(scorer, batch).sum()
-        (loss / mean_targets).backward()
-        torch.nn.utils.clip_grad_norm_(scorer.parameters(), config.optimizer.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item() / targets)
+    for step, (batch, loss) in enumerate(_steps(scorer, rows, batches, config=config), 1):
+        losses.append(loss)
         num_tokens += batch.num_tokens
-        num_targets += targets
-        if not np.isfinite(losses[-1]):
-            raise ValueError(f"warm start: loss {losses[-1]} at step {step}; lower warmstart.optimizer.lr")
+        num_targets += len(batch.targets)
+        if not np.isfinite(loss):
+            raise ValueError(f"warm start: loss {loss} at step {step}; lower warmstart.optimizer.lr")
         if progress is not None:
-            progress(step, len(batches), losses[-1])
+            progress(step, len(batches), loss)
     seconds = time.perf_counter() - started
     save_folder(model.eval(), tokenizer, out) if config.tiny_model else _save(model.eval(), tokenizer, out)
     return {
@@ -112,6 +94,26 @@ def warmstart(
         "warmstart/seconds": seconds,
         "warmstart/tokens_per_s": num_tokens / seconds,
     }
+
+
+def _steps(
+    scorer: PolicyScorer, rows: Sequence[Demonstration], batches: Sequence[list[int]], *, config: WarmstartConfig
+) -> Iterator[tuple[Batch, float]]:
+    """Makes the optimizer steps; yields each batch with its mean loss per completion token."""
+    optimizer = adamw(scorer.parameters(), config.optimizer)
+    # Batches hold rows of about one length. Divided by its own number of targets, a batch of short completions would weigh each of its
+    # tokens more than others do, and the model would say the short ones more often than the demonstrations.
+    mean_targets = sum(len(completion) for _, completion in rows) / len(rows) * config.batch_turns
+    for step, picked in enumerate(batches, 1):
+        batch = collate_turns([rows[i] for i in picked])
+        for group in optimizer.param_groups:
+            group["lr"] = config.optimizer.lr * _factor(step, len(batches), config.optimizer.warmup_steps)
+        loss = -completion_logprobs(scorer, batch).sum()
+        (loss / mean_targets).backward()
+        torch.nn.utils.clip_grad_norm_(scorer.parameters(), config.optimizer.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield batch, loss.item() / len(batch.targets)
 
 
 def adopt(

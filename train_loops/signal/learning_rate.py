@@ -1,8 +1,12 @@
-"""learning_rate: optimizer steps made -> the rate of the next one."""
+"""learning_rate: the settings of an optimizer -> AdamW, and the rate of its next step."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
 
 from train_loops.config import OptimizerConfig
 
@@ -22,3 +26,9 @@ def learning_rate(settings: OptimizerConfig, num_steps: int) -> float:
     t = min(1.0, (num_steps - settings.warmup_steps) / (settings.decay_steps - settings.warmup_steps))
     share = 1 - t if settings.schedule == "linear" else (1 + math.cos(math.pi * t)) / 2
     return settings.lr * (least + (1 - least) * share)
+
+
+def adamw(parameters: Iterable[torch.nn.Parameter], settings: OptimizerConfig, **more: Any) -> torch.optim.AdamW:
+    """Returns AdamW as the settings say, at the rate after the warm-up."""
+    own: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+    return torch.optim.AdamW(parameters, **own | {"weight_decay": settings.weight_decay} | more)

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from stores.by_name import open_by_name
 from stores.traces.conventions import allowed_tokens
 from train_loops.advantages.gae import gae, whiten
 from train_loops.advantages.rewarded_rows import CreditKind, RewardedRows, Rows
 from train_loops.config import TrainConfig
+from train_loops.estimators import NLL_GAIN
 from train_loops.rows.samples import Sample, trajectories_of
 from train_loops.signal.kl import kl_estimate, token_rewards
-from train_loops.signal.nll_gain import nll_gain
 from train_loops.signal.team_signal import TeamSignal
 
 
@@ -81,7 +82,7 @@ def learning_signal(
             np.broadcast_to(np.asarray(a, dtype=np.float64), (n,)) for n, a in zip(lengths, estimates, strict=True)
         ]
     if config.advantage.nll_gain > 0:
-        gains = nll_gain(
+        gains = open_by_name(NLL_GAIN, place="train.advantage.nll_gain")(
             scores["old"],
             keys=[(s.group_id, s.agent, s.round_index) for s in samples],
             alpha=config.advantage.nll_gain,

@@ -10,7 +10,6 @@ from train_loops.config import LossConfig
 from train_loops.signal.kl import adapted_coef, kl_estimate, token_rewards
 from train_loops.signal.learning_signal import overlong_penalty
 from train_loops.signal.losses import Denominators, aggregate, cispo, gspo, policy_loss, ppo_clip, reinforce, value_loss
-from train_loops.signal.nll_gain import gains_of
 
 pytestmark = pytest.mark.fast
 
@@ -203,13 +202,6 @@ def test_the_overlong_penalty_has_its_literal_values(length: int, penalty: float
 @pytest.mark.parametrize(("length", "penalty"), [(0, 0.0), (5, -0.5), (10, -1.0)])
 def test_where_the_limit_is_below_the_buffer_an_empty_completion_costs_nothing(length: int, penalty: float) -> None:
     assert overlong_penalty(length, max_tokens=10, buffer_tokens=20, penalty=1.0) == pytest.approx(penalty)
-
-
-def test_the_nll_gain_has_its_literal_values() -> None:
-    nll = [0.2, 0.4, 0.9, 0.5, 0.5]
-    np.testing.assert_allclose(gains_of(nll, keys=["g"] * 5, alpha=0.25), [1.38943, 1.11587, 0.64498, 1, 1], atol=1e-5)
-    assert gains_of([0.2, 0.7, 0.7], keys=["a", "b", "b"], alpha=0.25).tolist() == [1, 1, 1]
-    assert np.isnan(gains_of([0.2, float("nan")], keys=["a", "a"], alpha=0.25)).all()
 
 
 def test_the_adaptive_kl_coefficient_follows_its_target_by_a_fifth_at_most() -> None:

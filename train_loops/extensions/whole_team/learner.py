@@ -26,6 +26,7 @@ from train_loops.extensions.whole_team.models import CentralCritic, TeamQ
 from train_loops.extensions.whole_team.q import learn_qs, q_credit
 from train_loops.extensions.whole_team.value_norm import ValueNorm
 from train_loops.signal.figures import explained_variance
+from train_loops.signal.learning_rate import adamw
 from train_loops.signal.team_signal import TeamSignal
 
 WEIGHTS_FILE, STATE_FILE, REPLAY_FILE = "team.safetensors", "team.json", "replay.npz"
@@ -52,14 +53,7 @@ class TeamLearner:
                 CentralCritic(config.team) if self.kind == "critic" else TeamQ(config.team)
             )
         self._target = copy.deepcopy(self._model)
-        optimizer = config.team.optimizer
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(),
-            lr=optimizer.lr,
-            betas=optimizer.betas,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-        )
+        self._optimizer = adamw(self._model.parameters(), config.team.optimizer)
 
     def learn(self, episodes: Sequence[TeamEpisode], *, seed: int) -> tuple[TeamSignal, dict[str, float]]:
         """Returns the signal of these episodes, at least one, and `train/<name>` of the learner."""

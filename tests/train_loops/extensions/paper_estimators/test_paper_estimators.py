@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from advantage_rows import per_row, rows, table_of, table_rows
@@ -9,6 +11,8 @@ from hypothesis import given
 
 from train_loops.config import AdvantageConfig
 from train_loops.estimators import ESTIMATORS
+from train_loops.extensions.paper_estimators.gigpo import figures
+from train_loops.extensions.paper_estimators.nll_gain import gains_of
 
 pytestmark = pytest.mark.fast
 
@@ -80,3 +84,73 @@ def test_what_is_whitened_has_mean_0_and_deviation_1_or_is_all_0(name: str, over
         assert x.mean() == pytest.approx(0, abs=1e-7)
         # What is added below the root counts where scores are close.
         assert not x.any() or x.std(ddof=1) == pytest.approx(1, abs=1e-4)
+
+
+def test_gigpo_adds_the_comparison_of_turns_that_saw_the_same() -> None:
+    table = rows(
+        [0.0, 1.0, 0.0, 0.0],
+        episodes=["0", "0", "1", "1"],
+        turns=[0, 1, 0, 1],
+        prompts=[[7], [8, 1], [7], [9, 9]],
+        credit_kind="increments",
+    )
+    got = per_row("gigpo", table, ddof=0, eps=1e-12)
+    # Episodes are worth .5 and 0: +-1. Turn 0: returns .95 and 0 behind the prompt [7]: +-1. Turn 1: alone behind theirs.
+    np.testing.assert_allclose(got, [2.0, 1.0, -2.0, -1.0])
+    np.testing.assert_allclose(per_row("gigpo", table, ddof=0, eps=1e-12, step_weight=0.5), [1.5, 1.0, -1.5, -1.0])
+
+
+def test_gigpo_takes_a_reward_that_stands_for_the_rest_of_the_episode_as_the_step_return() -> None:
+    paid: dict[str, Any] = {"episodes": ["0", "0", "1", "1"], "turns": [0, 1, 0, 1], "prompts": [[7], [8], [7], [8]]}
+    table = rows([1.0, 1.0, 0.0, 1.0], **paid, credit_kind="returns")
+    # Episodes are worth 1 and .5: +-1. Behind [7] 1 and 0: +-1; behind [8] 1 and 1, whatever turn 0 was paid: 0.
+    np.testing.assert_allclose(per_row("gigpo", table, ddof=0, eps=1e-12), [2.0, 1.0, -2.0, -1.0])
+    summed = rows([1.0, 1.0, 1.0, 0.0], **paid, credit_kind="increments")
+    as_returns = rows([1.0, 1.0, 1.0, 0.0], **paid, credit_kind="returns")
+    # Increments: 1.95 and 1 behind [7]; as returns 1 and 1.
+    np.testing.assert_allclose(per_row("gigpo", summed, ddof=0, eps=1e-12), [2.0, 2.0, -2.0, -2.0])
+    np.testing.assert_allclose(per_row("gigpo", as_returns, ddof=0, eps=1e-12), [1.0, 2.0, -1.0, -2.0])
+
+
+def test_the_share_of_turns_with_an_anchor_says_how_much_of_gigpo_there_is() -> None:
+    shares = [
+        figures(rows([0.0] * 4, prompts=prompts), AdvantageConfig())["train/anchor_share"]
+        for prompts in ([[1], [1], [1], [2]], [[1], [2], [3], [4]])
+    ]
+    assert shares == [0.75, 0.0]
+
+
+def test_gigpo_compares_turns_that_acted_in_one_state_of_the_world_whatever_their_prompts() -> None:
+    about: dict[str, Any] = {"episodes": ["0", "1", "2"], "credit_kind": "returns"}
+    table = rows([1.0, 0.0, 0.0], **about, prompts=[[1], [2], [2]], states=["s", "s", "t"])
+    by_state, by_prompt = (per_row("gigpo", table, anchor=anchor, ddof=0, eps=1e-12) for anchor in ("state", "prompt"))
+    episodes = per_row("grpo", table, ddof=0, eps=1e-12)
+    np.testing.assert_allclose(by_state - episodes, [1.0, -1.0, 0.0], atol=1e-9)
+    np.testing.assert_allclose(by_prompt - episodes, [0.0, 0.0, 0.0], atol=1e-9)
+    # A turn of an episode without a world is compared by its prompt.
+    mixed = rows([1.0, 0.0, 0.0], **about, prompts=[[1], [2], [1]], states=["", "s", ""])
+    np.testing.assert_allclose(per_row("gigpo", mixed, ddof=0, eps=1e-12) - episodes, [1.0, 0.0, -1.0], atol=1e-9)
+
+
+def test_gigpo_takes_prompts_that_are_alike_enough_for_one_anchor() -> None:
+    alike = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 0], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]  # ratio .9
+    table = rows([1.0, 0.0], prompts=alike)
+    apart, together = (per_row("gigpo", table, similarity=s)[0] for s in (0.95, 0.9))
+    assert together == pytest.approx(2 * apart)
+
+
+def test_gigpo_feels_a_constant_added_to_every_reward_as_its_returns_do() -> None:
+    two_turns = {"episodes": ["0", "0", "1"], "turns": [0, 1, 0], "credit_kind": "increments"}
+    table, shifted = rows([1.0, 0.0, 0.0], **two_turns), rows([3.0, 2.0, 2.0], **two_turns)
+    settings = {"normalize_std": False, "step_gamma": 0.5}
+    # Returns behind the one prompt: [1, 0, 0], then [3 + 1, 2, 2]; episodes: [1, 1, 0], then [5, 5, 2].
+    episode = np.array([0.5, 0.5, -0.5])
+    np.testing.assert_allclose(per_row("gigpo", table, **settings), episode + np.array([2, -1, -1]) / 3)
+    np.testing.assert_allclose(per_row("gigpo", shifted, **settings), 3 * episode + np.array([4, -2, -2]) / 3)
+
+
+def test_the_nll_gain_has_its_literal_values() -> None:
+    nll = [0.2, 0.4, 0.9, 0.5, 0.5]
+    np.testing.assert_allclose(gains_of(nll, keys=["g"] * 5, alpha=0.25), [1.38943, 1.11587, 0.64498, 1, 1], atol=1e-5)
+    assert gains_of([0.2, 0.7, 0.7], keys=["a", "b", "b"], alpha=0.25).tolist() == [1, 1, 1]
+    assert np.isnan(gains_of([0.2, float("nan")], keys=["a", "a"], alpha=0.25)).all()
