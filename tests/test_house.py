@@ -24,15 +24,14 @@ ONE_CALLER = {
         "stores.weights.loading",
         "train_loops.worker.trainer_supervisor",
     ),
-    "a formula or a model": (
-        "pipelines.evaluation.betting",
-    ),
+    "a formula or a model": ("pipelines.evaluation.betting",),
     "a protocol or a format": (
         "pipelines.report.chrome_trace",
         "serve_apps.tools.mcp_text",
         "serve_apps.tools.retriever",
         "serve_apps.tools.sandbox.seccomp",
         "serve_apps.worlds.openenv",
+        "stores.journal.schema",
     ),
     "the commands or routes of one subject": (
         "pipelines.cli.main",

@@ -19,18 +19,17 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
-from sqlalchemy.schema import CreateTable
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from stores.journal.process import is_dead, this_process
+from stores.journal.schema import RUNS, STAGES, VALUES, open_engine
 from stores.journal.sqlite import SqliteReader, absolute_sqlite
 from stores.journal.waiting import waiting
-from stores.store_faults import UnreadableStore, name_sqlite_faults
+from stores.store_faults import UnreadableStore
 
 logger = logging.getLogger(__name__)
 
@@ -43,49 +42,6 @@ HOLD_WAIT_S = 3600.0
 """How long `Journal.hold` waits for a lock that another process has: as long as the evaluation of a large team takes."""
 MAX_NAMES = 500
 """Names in one query: databases limit them."""
-LIBPQ_DEADLINES = {
-    "connect_timeout": 10,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-}
-"""With these a server that vanished is noticed within 30 s; in seconds, but `tcp_user_timeout` in milliseconds."""
-
-METADATA = sa.MetaData()
-RUNS = sa.Table(
-    "runs",
-    METADATA,
-    sa.Column("run_id", sa.String(200), primary_key=True),
-    sa.Column("config_sha256", sa.String(64), nullable=False),
-    sa.Column("config_json", sa.Text, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
-)
-STAGES = sa.Table(
-    "stages",
-    METADATA,
-    sa.Column("run_id", sa.String(200), primary_key=True),
-    sa.Column("iteration", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("stage", sa.String(100), primary_key=True),
-    sa.Column("model_group", sa.String(200), primary_key=True),
-    sa.Column("status", sa.String(20), nullable=False),
-    sa.Column("token", sa.BigInteger, nullable=False),
-    sa.Column("owner", sa.String(200), nullable=False),
-    sa.Column("process", sa.String(300), nullable=False),
-    sa.Column("expires_at", sa.Float, nullable=False),
-    sa.Column("started_at", sa.Float, nullable=False),
-    sa.Column("ended_at", sa.Float),
-    sa.Column("seconds", sa.Float),
-    sa.Column("ref", sa.Text),
-    sa.Column("error", sa.Text, nullable=False),
-)
-VALUES = sa.Table(
-    "run_values",
-    METADATA,
-    sa.Column("run_id", sa.String(200), primary_key=True),
-    sa.Column("name", sa.String(200), primary_key=True),
-    sa.Column("value", sa.Text, nullable=False),
-)
 
 
 class LeaseLost(Exception):
@@ -314,8 +270,7 @@ class Journal:
         """The stage of a run that was started last; None where none ever was."""
         mine = (STAGES.c.run_id == run_id) & (STAGES.c.stage != LOCK)
         query = sa.select(STAGES).where(mine).order_by(STAGES.c.started_at.desc()).limit(1)
-        row = self._read(lambda connection: connection.execute(query).one_or_none())
-        return None if row is None else self._stage_row(row)
+        return self._one(query)
 
     def finished(
         self,
@@ -363,10 +318,7 @@ class Journal:
 
     def value(self, run_id: str, name: str) -> dict[str, Any] | None:
         """A fact kept by `put_value`, else None."""
-        is_row = (VALUES.c.run_id == run_id) & (VALUES.c.name == name)
-        query = sa.select(VALUES.c.value).where(is_row)
-        text = self._read(lambda connection: connection.execute(query).scalar_one_or_none())
-        return None if text is None else self._parsed(text, run_id, name)
+        return self.values(run_id, [name]).get(name)
 
     def values(self, run_id: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Returns the facts of these names that were kept by `put_value`, by name."""
@@ -415,7 +367,7 @@ class Journal:
             "error": "",
         }
         if token == 1:
-            return self._insert(STAGES, {**_parts(key), **lease})
+            return self._insert(STAGES, {**asdict(key), **lease})
         with self._connect() as connection:
             # Only one process can raise this token, so that two that saw the same free row do not both get it.
             is_row = _is_row(key) & (STAGES.c.token == token - 1) & (STAGES.c.status != DONE)
@@ -449,7 +401,9 @@ class Journal:
             return connection.execute(STAGES.update().where(is_row).values(values)).rowcount == 1
 
     def _row(self, key: StageKey) -> StageRow | None:
-        query = sa.select(STAGES).where(_is_row(key))
+        return self._one(sa.select(STAGES).where(_is_row(key)))
+
+    def _one(self, query: sa.Select[Any]) -> StageRow | None:
         row = self._read(lambda connection: connection.execute(query).one_or_none())
         return None if row is None else self._stage_row(row)
 
@@ -488,50 +442,12 @@ class Journal:
         """A transaction as a context manager; engine and tables are made when first needed, once per process."""
         if self._engine is None or self._engine[0] != os.getpid():
             assert self._reader is None, f"{self.shown_url} is only read here"
-            self._engine = (os.getpid(), _open_engine(self.url, is_read_only=self.is_read_only))
+            self._engine = (os.getpid(), open_engine(self.url, is_read_only=self.is_read_only))
         return self._engine[1].begin()
 
 
-def _open_engine(url: str, *, is_read_only: bool = False) -> sa.Engine:
-    parsed = sa.make_url(url)
-    if parsed.get_backend_name() != "sqlite":
-        is_libpq = parsed.get_dialect().driver in ("psycopg", "psycopg2")
-        engine = sa.create_engine(url, pool_pre_ping=True, connect_args=LIBPQ_DEADLINES if is_libpq else {})
-    else:
-        Path(parsed.database or "").parent.mkdir(parents=True, exist_ok=True)
-        engine = sa.create_engine(url, connect_args={"timeout": 30})
-        name_sqlite_faults(engine)
-        sa.event.listen(engine, "connect", _use_wal)
-    if is_read_only and sa.inspect(engine).has_table(RUNS.name):  # a replica refuses to make tables, even those it has
-        return engine
-    for tries_left in (2, 1, 0):
-        try:
-            with engine.begin() as connection:
-                for table in METADATA.sorted_tables:
-                    connection.execute(CreateTable(table, if_not_exists=True))
-            return engine
-        except (IntegrityError, OperationalError, ProgrammingError):  # two processes make the tables at once
-            if not tries_left:
-                raise
-            time.sleep(0.2)
-    raise AssertionError("unreachable")
-
-
-def _use_wal(connection: Any, _: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA busy_timeout = 30000")
-    if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        cursor.execute("PRAGMA journal_mode = WAL")
-    cursor.execute("PRAGMA synchronous = NORMAL")
-    cursor.close()
-
-
-def _parts(key: StageKey) -> dict[str, Any]:
-    return {f.name: getattr(key, f.name) for f in fields(key)}
-
-
 def _is_row(key: StageKey) -> sa.ColumnElement[bool]:
-    return sa.and_(*(STAGES.c[name] == value for name, value in _parts(key).items()))
+    return sa.and_(*(STAGES.c[name] == value for name, value in asdict(key).items()))
 
 
 def _differences(old: Any, new: Any, place: str = "") -> list[str]:

@@ -231,9 +231,7 @@ def vocabulary_rows(folder: Path) -> Vocabulary | None:
     tokenizer, config = folder / "tokenizer.json", folder / "config.json"
     if not tokenizer.is_file() or not config.is_file():
         return None
-    shape = read_json_object(config)
-    text = shape.get("text_config")
-    num_rows = (text if isinstance(text, dict) and "vocab_size" in text else shape).get("vocab_size")
+    num_rows = _text_config(read_json_object(config)).get("vocab_size")
     data = read_json_object(tokenizer)
     words = (data.get("model") or {}).get("vocab") or {}
     ids = list(words.values()) if isinstance(words, dict) else list(range(len(words)))

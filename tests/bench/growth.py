@@ -25,7 +25,8 @@ from pipelines.report.record import record, write_reports
 from pipelines.report.summaries import RECORD, Summaries
 from pipelines.run.run import Run
 from stores.files import list_files
-from stores.journal.journal import DONE, STAGES
+from stores.journal.journal import DONE
+from stores.journal.schema import STAGES
 from stores.journal.stage_results import StageResult
 from stores.traces.rows import episode_table, reward_table
 from stores.traces.tables import TraceTables

@@ -117,13 +117,6 @@ def test_a_writer_does_not_begin_a_damaged_table_anew(
     assert {file: file.read_bytes() for file in table.rglob("*") if file.is_file()} == before
 
 
-def test_a_table_that_a_killed_process_began_is_completed(ref: TracesRef) -> None:
-    (Path(ref.uri) / "episodes.run.it4.lance").mkdir()
-    store = TraceStore(ref.uri)
-    assert store.find_traces(run_id="run", iteration=4) == []
-    assert store.write_episodes([build_trace(0, iteration=4)]) == 1
-
-
 def test_reading_makes_no_store(tmp_path: Path) -> None:
     store = TraceStore(str(tmp_path / "nowhere"))
     assert store.find_traces() == store.newest_episodes(limit=3) == []

@@ -17,13 +17,8 @@ from stores.urls import ask_directly, direct_hosts, direct_mounts, is_loopback, 
 
 pytestmark = pytest.mark.fast
 
-
 NOWHERE = "http://127.0.0.1:9"
-
-
 NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-
-
 DEMO = Path(__file__).parents[2] / "infra/runs/demo.yaml"
 
 
@@ -58,18 +53,17 @@ def served() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "address", ["127.0.0.1:1", "127.1.2.3", "http://127.0.0.1:8265", "localhost:1", "http://[::1]:5/x", "[::1]:5"]
+    ("addresses", "is_own"),
+    [
+        (["127.0.0.1:1", "127.1.2.3", "http://127.0.0.1:8265", "localhost:1", "http://[::1]:5/x", "[::1]:5"], True),
+        (
+            ["", "head:1", "10.0.0.1:1", "http://127.0.0.1.example.org", "http://a@b", "sqlite:////m.db", "http://[x"],
+            False,
+        ),
+    ],
 )
-def test_the_loopback_interface_is_known(address: str) -> None:
-    assert is_loopback(address)
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["", "head:1", "10.0.0.1:1", "http://127.0.0.1.example.org", "http://a@b", "sqlite:////m.db", "http://[x"],
-)
-def test_other_hosts_are_not(address: str) -> None:
-    assert not is_loopback(address)
+def test_the_loopback_interface_is_known(addresses: list[str], is_own: bool) -> None:
+    assert {address: is_loopback(address) for address in addresses} == dict.fromkeys(addresses, is_own)
 
 
 def test_what_is_excluded_already_stays_so() -> None:

@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from stores.types import ModelVersionRef
-from stores.weights.manifest import Probe
 from stores.weights.model_folder import num_known_rows
 from stores.weights.store import WeightStore
 from train_loops.config import DeepSpeedConfig, LoraConfig
@@ -143,7 +142,6 @@ def adopt_adapter(
     out: Path,
 ) -> ModelVersionRef:
     """Commits a fresh adapter of `base` as version 0 of `model_group`; on the base's probe it gives the base's logprobs."""
-    probe = store.manifest(base).probe
     make_adapter(load_model(store.fetch(base), DeepSpeedConfig()), config, seed=seed, out=out)
     return store.commit(
         out,
@@ -152,7 +150,7 @@ def adopt_adapter(
         parent=None,
         run_id=run_id,
         iteration=0,
-        probe=Probe(sequences=probe.sequences, logprobs=probe.logprobs),
+        probe=store.manifest(base).probe,
         note=f"fresh adapter of {base.model_group}",
         base=base,
     )

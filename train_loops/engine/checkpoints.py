@@ -162,7 +162,7 @@ def load_checkpoint(partitions: Partitions, folder: str | Path, *, tag: str) -> 
         raise ValueError(f"{folder} holds no checkpoint of {tag!r}")
     about = json.loads((folder / f"{tag}.json").read_text())
     with safe_open(folder / f"{tag}.safetensors", framework="pt") as file:
-        stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        stored = _shapes(file)
         if fault := _misfit(partitions.shapes(), stored):
             raise ValueError(f"checkpoint {folder / tag} is of another model: {fault}")
         if about["num_steps"]:
@@ -187,8 +187,11 @@ def fits(partitions: Partitions, folder: str | Path, *, tag: str) -> bool:
     if not has_checkpoint(folder, tag=tag):
         return False
     with safe_open(Path(folder) / f"{tag}.safetensors", framework="pt") as file:
-        tensors = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    return not _misfit(partitions.shapes(), tensors)
+        return not _misfit(partitions.shapes(), _shapes(file))
+
+
+def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # not a mapping
 
 
 def _misfit(shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, tuple[int, ...]]) -> str:

@@ -11,7 +11,7 @@ dealt whether or not they are merged, so that merging does not change which samp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -59,18 +59,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Returns the same batch on another device."""
-        return replace(
-            self,
-            token_ids=self.token_ids.to(device),
-            position_ids=None if self.position_ids is None else self.position_ids.to(device),
-            families=None if self.families is None else self.families.to(device),
-            predictors=self.predictors.to(device),
-            targets=self.targets.to(device),
-            temperature=self.temperature.to(device),
-            row_of_token=self.row_of_token.to(device),
-            masks=None if self.masks is None else self.masks.to(device),
-            mask_of_token=None if self.mask_of_token is None else self.mask_of_token.to(device),
-        )
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: part.to(device) for name, part in parts.items() if hasattr(part, "to")})
 
 
 def device() -> torch.device:

@@ -19,8 +19,8 @@ from pipelines.report.record import write_reports
 from pipelines.report.summary import figures_of_iteration
 from pipelines.report.timeline import NUM_KEPT, latest_timelines, read_timeline
 from pipelines.run.run import Run
-from stores.journal.journal import STAGES
 from stores.journal.run_values import RunValue
+from stores.journal.schema import STAGES
 from stores.journal.stage_results import TracesSource
 from stores.types import Purpose
 

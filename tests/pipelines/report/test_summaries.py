@@ -52,7 +52,7 @@ def record(run: Run, k: int) -> None:
 
 def forget(run: Run) -> None:
     """Leaves what an earlier version of Troupe leaves."""
-    from stores.journal.journal import VALUES
+    from stores.journal.schema import VALUES
 
     with run.journal._connect() as connection:
         connection.execute(VALUES.delete())

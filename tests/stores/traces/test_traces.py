@@ -267,17 +267,6 @@ def test_rewards_come_back_as_written_and_once_per_credit_version(store: TraceSt
     assert _pin_rewards(store, ref) == pinned
 
 
-def test_rewards_of_one_team_leave_the_other_team_out(store: TraceStore) -> None:
-    candidate, champion = build_trace(0), build_trace(0, team_key="champion")
-    store.write_episodes([candidate, champion])
-    ref = store.pin_episodes(**KEY)
-    store.write_rewards([build_rewards(champion, outcome=0.0)])
-    with pytest.raises(ValueError, match=f"1 of 1 episodes .* have no rewards .* {candidate.episode_id}"):
-        _pin_rewards(store, ref)
-    store.write_rewards([build_rewards(candidate)])
-    assert list(store.read_rewards(_pin_rewards(store, ref))) == [build_rewards(candidate)]
-
-
 def test_an_excluded_group_is_stored_but_no_reader_of_the_ref_sees_it(store: TraceStore) -> None:
     store.write_episodes([build_trace(i) for i in range(6)])
     ref = store.pin_episodes(**KEY, excluded_groups=["g1"])

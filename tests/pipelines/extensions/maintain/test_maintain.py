@@ -31,8 +31,8 @@ from pipelines.run.kept_weights import (
 )
 from pipelines.run.run import Run
 from stores.files import list_files, open_filesystem, read_file, write_file
-from stores.journal.journal import STAGES
 from stores.journal.run_values import RunValue
+from stores.journal.schema import STAGES
 from stores.traces.tables import TraceTables, iteration_of_table, table_name
 from stores.types import Purpose, RewardsRef, Trace, TracesRef
 
