@@ -20,7 +20,6 @@ from train_loops.engine.adapters import load_adapted, make_adapter
 from train_loops.engine.critic import value_head
 from train_loops.engine.deepspeed_engine import (
     Engine,
-    join_workers,
     load_critic,
     load_model,
     load_policy,
@@ -30,7 +29,7 @@ from train_loops.engine.models import Models
 from train_loops.rows.samples import Funnel, samples_of
 from train_loops.worker.learner import learn
 
-pytestmark = pytest.mark.test
+pytestmark = [pytest.mark.test, pytest.mark.usefixtures("one_worker")]
 
 SLOW = OptimizerConfig(lr=1e-9)
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -45,11 +44,6 @@ RANDOM: dict[str, dict[str, Any]] = {
     | {"intermediate_size": 64, "num_key_value_heads": 2, "num_local_experts": 2, "router_jitter_noise": 0.3},
 }
 """By model type what is random in training: dropout of attention, of what it adds, of embeddings; layers and experts."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_worker() -> None:
-    join_workers()
 
 
 @pytest.fixture(scope="module")

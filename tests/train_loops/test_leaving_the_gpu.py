@@ -11,12 +11,12 @@ from synthetic_traces import GROUP
 
 from stores.weights.store import WeightStore
 from train_loops.config import DeepSpeedConfig, LossConfig, TrainConfig
-from train_loops.engine.deepspeed_engine import Engine, join_workers, load_policy
+from train_loops.engine.deepspeed_engine import Engine, load_policy
 from train_loops.engine.models import build_models
 from train_loops.engine.warmstart import adopt
 from train_loops.worker.trainer import Worker
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("one_worker")]
 
 LAYOUTS = {
     "z0": DeepSpeedConfig(),
@@ -24,11 +24,6 @@ LAYOUTS = {
     "z1-offload": DeepSpeedConfig(zero_stage=1, offload_optimizer=True),
     "z2-bf16": DeepSpeedConfig(zero_stage=2, bf16=True),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_worker() -> None:
-    join_workers()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

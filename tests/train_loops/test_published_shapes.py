@@ -14,7 +14,7 @@ from stores.weights.model_folder import check_model_files, why_windowed
 from stores.weights.store import WeightStore
 from tests.published_shapes import SHAPES, WINDOWED, write_shape
 from train_loops.config import DeepSpeedConfig, OptimizerConfig, RowsConfig, TrainConfig
-from train_loops.engine.deepspeed_engine import Engine, export_weights, join_workers, load_model, load_policy
+from train_loops.engine.deepspeed_engine import Engine, export_weights, load_model, load_policy
 from train_loops.engine.models import Models
 from train_loops.engine.warmstart import adopt, make_probe
 from train_loops.rows.packed_attention import why_not_packed
@@ -22,12 +22,7 @@ from train_loops.rows.samples import Funnel
 from train_loops.worker.learner import learn
 from train_loops.worker.trainer import _probe_logprobs
 
-pytestmark = pytest.mark.test
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_worker() -> None:
-    join_workers()
+pytestmark = [pytest.mark.test, pytest.mark.usefixtures("one_worker")]
 
 
 @pytest.mark.parametrize("bf16", [pytest.param(True, marks=pytest.mark.nightly), False], ids=["bf16", "float32"])

@@ -18,19 +18,14 @@ from synthetic_engine import OPTIMIZER, batches, train, weights
 from stores.weights.manifest import read_safetensors_header
 from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig
 from train_loops.engine.critic import value_head
-from train_loops.engine.deepspeed_engine import Engine, export_weights, join_workers, load_critic, load_policy
+from train_loops.engine.deepspeed_engine import Engine, export_weights, load_critic, load_policy
 from train_loops.engine.logprobs import completion_logprobs
 from train_loops.engine.run_checkpoints import EXPORTED
 
-pytestmark = pytest.mark.test
+pytestmark = [pytest.mark.test, pytest.mark.usefixtures("one_worker")]
 
 ZERO_3 = pytest.param(3, marks=pytest.mark.nightly)
 """ZeRO 3 in one process takes three times as long as the others; on each push test_data_parallel.py plays it."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_worker():
-    join_workers()
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from synthetic_traces import GROUP, WANTED, make_turns_of, rewards_for, sample_t
 
 from stores.traces.conventions import constraint_of
 from stores.traces.store import TraceStore
-from stores.types import EpisodeRewards, Purpose
+from stores.types import EpisodeRewards, Purpose, RewardsRef, Trace, TracesRef
 from train_loops.config import (
     AdaptiveKLConfig,
     AdvantageConfig,
@@ -26,7 +27,7 @@ from train_loops.config import (
     OverlongConfig,
     TrainConfig,
 )
-from train_loops.engine.deepspeed_engine import Engine, join_workers, load_critic, load_policy, load_reference
+from train_loops.engine.deepspeed_engine import Engine, load_critic, load_policy, load_reference
 from train_loops.engine.models import Models
 from train_loops.rows.masks import with_masks
 from train_loops.rows.samples import Funnel, Sample, samples_of
@@ -38,14 +39,9 @@ from train_loops.worker.learner import Learned, learn, read_rows
 from train_loops.worker.scoring import probe_rows
 from train_loops.worker.update import TrainingDivergedError
 
-pytestmark = pytest.mark.test
+pytestmark = [pytest.mark.test, pytest.mark.usefixtures("one_worker")]
 
 LR = OptimizerConfig(lr=3e-3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_worker() -> None:
-    join_workers()
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +111,7 @@ def test_twice_the_rows_have_the_gradient_of_dr_grpo_of_the_rows_once(tiny_model
     loss = LossConfig(aggregation="seq_mean_token_sum_norm", norm_tokens=6)
     config = TrainConfig(optimizer=LR, loss=loss, advantage=AdvantageConfig(normalize_std=False))
     samples = rows(sampled)
-    again = [dataclasses.replace(s, episode_id=f"{s.episode_id}/2", group_id=f"{s.group_id}/2") for s in samples]
+    again = [replace(s, episode_id=f"{s.episode_id}/2", group_id=f"{s.group_id}/2") for s in samples]
     norms = [run(x, models(tiny_model, config), config).metrics["train/grad_norm"] for x in (samples, samples + again)]
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
@@ -125,7 +121,7 @@ def test_one_shifted_token_id_is_seen_and_many_fail_the_job(tiny_model: Path, sa
     samples = rows(sampled)
 
     def shifted(s: Sample) -> Sample:
-        return dataclasses.replace(s, token_ids=[*s.token_ids[:-1], (s.token_ids[-1] + 1) % 300])
+        return replace(s, token_ids=[*s.token_ids[:-1], (s.token_ids[-1] + 1) % 300])
 
     one = run([shifted(samples[0]), *samples[1:]], models(tiny_model, config), config)
     assert one.agents[samples[0].agent]["logprob_gap_max"] > config.mismatch.tolerance_max
@@ -142,7 +138,7 @@ def test_the_engines_logprobs_stand_for_the_old_ones_while_they_are_close(tiny_m
     assert "train/entropy" not in spared.metrics and "train/entropy" in scored.metrics, "no pass was made for it"
     assert 0 < spared.metrics["train/logprob_gap_max"] < 1e-5, "measured on a part of the rows"
     assert spared.metrics["train/grad_norm"] == pytest.approx(scored.metrics["train/grad_norm"], rel=1e-4)
-    far = [dataclasses.replace(s, rollout_logprobs=[x - 0.06 for x in s.rollout_logprobs]) for s in samples]
+    far = [replace(s, rollout_logprobs=[x - 0.06 for x in s.rollout_logprobs]) for s in samples]
     assert "train/entropy" in run(far, models(tiny_model, config), config).metrics
 
 
@@ -244,7 +240,7 @@ def test_choices_without_their_masks_fail_by_the_mean_weight(
         of_labels = sampler(input_ids=prompts, use_cache=False).logits[:, -1, labels].log_softmax(-1)
     picked = torch.multinomial(of_labels.exp(), 1, generator=random)
     choices = [
-        dataclasses.replace(
+        replace(
             s,
             token_ids=[*s.token_ids[: s.prompt_length], labels[i]],
             rollout_logprobs=[logprobs[i].item()],
@@ -280,13 +276,21 @@ def test_rows_that_were_chosen_after_they_were_drawn_have_no_mean_weight_to_chec
         gains = [
             float(logprobs_of(engines.policy.module.model, s).sum()) - sum(s.rollout_logprobs) for s in sampled_before
         ]
-    chosen = [
-        dataclasses.replace(s, agent="solver") for s, gain in zip(sampled_before, gains, strict=True) if gain > 0.2
-    ]
+    chosen = [replace(s, agent="solver") for s, gain in zip(sampled_before, gains, strict=True) if gain > 0.2]
     with pytest.raises(MismatchError, match=r"mean of exp\(old - rollout\) is 1\."):
         run(chosen, engines, config, is_off_policy=True)
     learned = run(chosen, engines, config, is_off_policy=True, has_all_groups=False)
     assert learned.metrics["train/policy_weight_mean"] > 1.05 and learned.metrics["train/is_corrected"] == 1
+
+
+def served_from(samples: list[Sample], served: Collection[str], by: float) -> list[Sample]:
+    """These episodes as if another version had sampled them: two tokens of three `by` nats more likely then."""
+
+    def other(s: Sample) -> Sample:
+        logprobs = [x + by * (i % 3 > 0) for i, x in enumerate(s.rollout_logprobs)]
+        return replace(s, is_served=True, rollout_logprobs=logprobs)
+
+    return [other(s) if s.episode_id in served else s for s in samples]
 
 
 def test_rows_from_service_among_those_of_an_earlier_version_keep_their_own_rule(
@@ -295,21 +299,10 @@ def test_rows_from_service_among_those_of_an_earlier_version_keep_their_own_rule
     config = TrainConfig(algorithm="grpo", optimizer=LR)
     served = {s.episode_id for s in sampled_before[:32]}
 
-    def mixed(by: float) -> list[Sample]:
-        """The first episodes as if yet another version had sampled them: two tokens of three `by` nats more likely then."""
-        return [
-            dataclasses.replace(
-                s, is_served=True, rollout_logprobs=[x + by * (i % 3 > 0) for i, x in enumerate(s.rollout_logprobs)]
-            )
-            if s.episode_id in served
-            else s
-            for s in sampled_before
-        ]
-
     own = [s for s in sampled_before if s.episode_id not in served]
     alone = run(own, moved(tiny_model, sampled, config), config, is_off_policy=True)
-    near = run(mixed(0.3), moved(tiny_model, sampled, config), config, is_off_policy=True)
-    far = run(mixed(6.0), moved(tiny_model, sampled, config), config, is_off_policy=True)
+    near = run(served_from(sampled_before, served, 0.3), moved(tiny_model, sampled, config), config, is_off_policy=True)
+    far = run(served_from(sampled_before, served, 6.0), moved(tiny_model, sampled, config), config, is_off_policy=True)
     for learned in (near, far):
         for agent, about in alone.agents.items():
             for name in ("policy_gap_mean", "policy_weight_mean", "ess"):
@@ -317,7 +310,7 @@ def test_rows_from_service_among_those_of_an_earlier_version_keep_their_own_rule
     num_served = sum(s.episode_id in served for s in sampled_before)
     assert near.metrics["train/served_rows_kept"] == num_served and far.metrics["train/served_rows_kept"] == 0
     assert 0.8 < near.metrics["train/served_ess"] < 1 and far.metrics["train/served_ess"] < 0.6
-    nothing_else = [s for s in mixed(6.0) if s.is_served]
+    nothing_else = [s for s in served_from(sampled_before, served, 6.0) if s.is_served]
     engines = moved(tiny_model, sampled, config)
     assert "mask every token" in run(nothing_else, engines, config, is_off_policy=True).reason
 
@@ -327,23 +320,12 @@ def test_rows_from_service_are_weighed_apart_and_too_far_ones_train_nothing(tiny
     samples = rows(sampled)
     served = {s.episode_id for s in samples[:8]}
 
-    def moved(by: float) -> list[Sample]:
-        """The first episodes as if another version had sampled them: two tokens of three `by` nats more likely then."""
-        return [
-            dataclasses.replace(
-                s, is_served=True, rollout_logprobs=[x + by * (i % 3 > 0) for i, x in enumerate(s.rollout_logprobs)]
-            )
-            if s.episode_id in served
-            else s
-            for s in samples
-        ]
-
-    near = run(moved(0.3), models(tiny_model, config), config).metrics
+    near = run(served_from(samples, served, 0.3), models(tiny_model, config), config).metrics
     assert near["train/served_rows"] == near["train/served_rows_kept"] == sum(s.episode_id in served for s in samples)
     assert near["train/logprob_gap_max"] < 1e-3  # of the rows that the run sampled
     assert 0.9 < near["train/served_ess"] < 1
     assert near["train/importance_weight"] < 1
-    far = run(moved(6.0), models(tiny_model, config), config).metrics
+    far = run(served_from(samples, served, 6.0), models(tiny_model, config), config).metrics
     assert far["train/served_rows_kept"] == 0
     assert far["train/served_ess"] < 0.6
     assert far["train/trained_rows"] == sum(s.episode_id not in served for s in samples)
@@ -351,21 +333,14 @@ def test_rows_from_service_are_weighed_apart_and_too_far_ones_train_nothing(tiny
 
 def test_rows_from_service_alone_do_not_speak_for_the_engine(tiny_model: Path, sampled) -> None:
     config = TrainConfig(algorithm="grpo", optimizer=LR)
-
-    def moved(by: float) -> list[Sample]:
-        """As if an earlier version had sampled all rows: two tokens of three `by` nats more likely then."""
-        return [
-            dataclasses.replace(
-                s, is_served=True, rollout_logprobs=[x + by * (i % 3 > 0) for i, x in enumerate(s.rollout_logprobs)]
-            )
-            for s in rows(sampled)
-        ]
+    samples = rows(sampled)
+    served = {s.episode_id for s in samples}
 
     assert config.mismatch.limit_mean < 0.2, "the mean difference"
-    near = run(moved(0.3), models(tiny_model, config), config).metrics
+    near = run(served_from(samples, served, 0.3), models(tiny_model, config), config).metrics
     assert near["train/served_rows_kept"] == near["train/rows"] and near["train/trained_rows"] > 0
     assert near["train/importance_weight"] < 1 and "train/logprob_gap_mean" not in near
-    assert "mask every token" in run(moved(6.0), models(tiny_model, config), config).reason
+    assert "mask every token" in run(served_from(samples, served, 6.0), models(tiny_model, config), config).reason
 
 
 def test_an_agents_weight_scales_its_gradient_and_nobody_elses(tiny_model: Path, sampled) -> None:
@@ -382,7 +357,7 @@ def test_an_agents_weight_scales_its_gradient_and_nobody_elses(tiny_model: Path,
 
 
 def test_an_agent_of_weight_0_has_no_entropy_bonus_either(tiny_model: Path, sampled) -> None:
-    samples = [dataclasses.replace(s, reward=0.0) for s in rows(sampled)]
+    samples = [replace(s, reward=0.0) for s in rows(sampled)]
     of_verifier = TrainConfig(optimizer=LR, agents={"verifier": AgentTrainConfig(entropy_coef=0.5)})
     agents = {"solver": AgentTrainConfig(weight=0)}
     of_all = TrainConfig(optimizer=LR, agents=agents, loss=LossConfig(entropy_coef=0.5))
@@ -397,7 +372,7 @@ def test_an_agent_of_weight_0_has_no_entropy_bonus_either(tiny_model: Path, samp
 def test_rejected_tokens_have_no_gradient_of_entropy_and_no_figures(tiny_model: Path, sampled) -> None:
     samples = rows(sampled)
     far = [
-        dataclasses.replace(s, rollout_logprobs=[x - 0.06 for x in s.rollout_logprobs]) if s.agent == "solver" else s
+        replace(s, rollout_logprobs=[x - 0.06 for x in s.rollout_logprobs]) if s.agent == "solver" else s
         for s in samples
     ]
     loss = LossConfig(entropy_coef=0.5)
@@ -421,7 +396,7 @@ def test_without_a_correction_nothing_is_called_corrected(tiny_model: Path, samp
 
 
 def test_an_entropy_bonus_of_one_agent_raises_its_entropy(tiny_model: Path, sampled) -> None:
-    samples = [dataclasses.replace(s, reward=0.0) for s in rows(sampled)]
+    samples = [replace(s, reward=0.0) for s in rows(sampled)]
     agents = {"solver": AgentTrainConfig(entropy_coef=0.5)}
     mismatch = MismatchConfig(limit_mean=9.0)  # the second job looks at the weights that the first one made
     config = TrainConfig(optimizer=LR, num_epochs=3, agents=agents, mismatch=mismatch)
@@ -468,7 +443,7 @@ def test_log_m_multiplies_the_advantages_of_its_episodes(tiny_model: Path, sampl
 
 
 def test_the_mixers_credit_takes_the_place_of_rewards(tiny_model: Path, sampled) -> None:
-    samples = [dataclasses.replace(s, reward=0.0) for s in rows(sampled)]
+    samples = [replace(s, reward=0.0) for s in rows(sampled)]
     config = TrainConfig(optimizer=LR)
     assert "all advantages" in run(samples, models(tiny_model, config), config).reason
     credit = {(s.episode_id, s.turn_index): float(i % 3) for i, s in enumerate(samples)}
@@ -490,8 +465,8 @@ def test_completions_near_their_limit_are_paid_less(tiny_model: Path, sampled) -
 def test_a_choice_is_not_punished_for_its_one_token() -> None:
     trace = make_turns_of("e", index=0)
     choice, text = samples_of(trace, rewards_for(trace, [1.0, 1.0], outcome=1.0), model_group=GROUP)
-    choice = dataclasses.replace(choice, constraint=constraint_of([8, 9]), max_tokens=1)
-    text = dataclasses.replace(text, max_tokens=1)
+    choice = replace(choice, constraint=constraint_of([8, 9]), max_tokens=1)
+    text = replace(text, max_tokens=1)
     config = TrainConfig(overlong=OverlongConfig(buffer_tokens=64))
     scores = {"old": [np.array([-1.0])] * 2}
     signal = learning_signal([choice, text], scores, config=config, credit_kind="returns", beta=0.0, team=None)
@@ -505,7 +480,7 @@ def test_the_coefficient_of_the_kl_follows_its_target(tiny_model: Path, sampled)
     assert learned.kl_coef == pytest.approx(0.5 * (1 - 0.2 * 64 / 640)), "the reference is the policy: no KL yet"
     again = run(rows(sampled), models(tiny_model, config), config, kl_coef=learned.kl_coef)
     assert again.kl_coef < learned.kl_coef
-    equal = [dataclasses.replace(s, reward=0.5) for s in rows(sampled)]
+    equal = [replace(s, reward=0.5) for s in rows(sampled)]
     still = run(equal, models(tiny_model, config), config)
     assert still.reason and still.kl_coef == still.metrics["train/kl_coef"] == 0.5, "nothing was trained"
 
@@ -513,7 +488,7 @@ def test_the_coefficient_of_the_kl_follows_its_target(tiny_model: Path, sampled)
 def test_equal_rewards_train_nothing_and_say_so(tiny_model: Path, sampled) -> None:
     config = TrainConfig(optimizer=LR)
     engines = models(tiny_model, config)
-    samples = [dataclasses.replace(s, reward=0.5) for s in rows(sampled)]
+    samples = [replace(s, reward=0.5) for s in rows(sampled)]
     learned = run(samples, engines, config)
     assert "all advantages" in learned.reason and engines.policy.num_steps == 0
     assert "no trainable rows" in run([], engines, config).reason
@@ -558,7 +533,7 @@ def test_rows_of_a_skipped_step_do_not_count_as_trained(tiny_model: Path, sample
     advantage = AdvantageConfig(normalize_std=False, singleton="raw")
     config = TrainConfig(optimizer=LR, num_minibatches=2, advantage=advantage)
     samples = rows(sampled)
-    samples[0] = dataclasses.replace(samples[0], group_id="alone", reward=1e38)  # the norm of its gradient overflows
+    samples[0] = replace(samples[0], group_id="alone", reward=1e38)  # the norm of its gradient overflows
     learned = run(samples, models(tiny_model, config), config)
     assert learned.metrics["train/skipped_steps"] == 1
     assert abs(learned.metrics["train/loss"]) < 1, "of the step that was made"
@@ -568,7 +543,7 @@ def test_rows_of_a_skipped_step_do_not_count_as_trained(tiny_model: Path, sample
 def test_a_gradient_that_overflows_in_a_job_of_one_step_names_its_turns(tiny_model: Path, sampled) -> None:
     config = TrainConfig(optimizer=LR, advantage=AdvantageConfig(normalize_std=False, singleton="raw"))
     samples = rows(sampled)
-    samples[0] = dataclasses.replace(samples[0], group_id="alone", reward=1e38)
+    samples[0] = replace(samples[0], group_id="alone", reward=1e38)
     message = (
         r"this job \(1\).*the losses of its rows are finite, their gradient is not; they are turn \d of .* and 123 more"
     )
@@ -584,18 +559,22 @@ def test_figures_of_what_does_not_vary_are_left_out() -> None:
     assert explained_variance(np.array(constant), np.array(varying)) == {}
 
 
-def test_rows_come_from_the_pinned_store_in_a_fixed_order(tmp_path: Path, sampled) -> None:
-    store = TraceStore(str(tmp_path / "traces"))
+def stored(
+    folder: Path, traces: Sequence[Trace], rewards: Sequence[EpisodeRewards]
+) -> tuple[TraceStore, TracesRef, RewardsRef]:
+    """A store that has these, and their pins."""
+    store = TraceStore(str(folder / "traces"))
     store.create()
-    traces, rewards = sampled
     store.write_episodes(traces)
     store.write_rewards(rewards)
     key = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN}
     pinned = store.pin_episodes(**key, team_key="v0")
-    pinned_rewards = store.pin_rewards(**key, credit_version="c1", traces=pinned)
-    samples, funnel = read_rows(
-        store, pinned, pinned_rewards, model_group=GROUP, config=TrainConfig(), credit_kind="returns"
-    )
+    return store, pinned, store.pin_rewards(**key, credit_version="c1", traces=pinned)
+
+
+def test_rows_come_from_the_pinned_store_in_a_fixed_order(tmp_path: Path, sampled) -> None:
+    pinned = stored(tmp_path, *sampled)
+    samples, funnel = read_rows(*pinned, model_group=GROUP, config=TrainConfig(), credit_kind="returns")
     assert sorted(samples, key=lambda s: (s.episode_id, s.turn_index)) == samples
     by_id = {(s.episode_id, s.turn_index): s for s in rows(sampled)}
     assert all(list(s.token_ids) == list(by_id[s.episode_id, s.turn_index].token_ids) for s in samples)
@@ -612,61 +591,46 @@ def test_the_kl_probe_takes_a_sixteenth_of_the_tokens_from_all_over_the_job(num_
 
 
 def test_siblings_of_a_turn_are_rows_of_the_algorithm_that_compares_them(tmp_path: Path, sampled) -> None:
-    store = TraceStore(str(tmp_path / "traces"))
-    store.create()
     base, paid = sampled[0][0], sampled[1][0]
     at = base.turns[-1]
     siblings = [
-        dataclasses.replace(
-            base, episode_id=f"sibling{i}", group_id="variants", variant=f"counterfactual-{at.turn_index}#{i}"
-        )
+        replace(base, episode_id=f"sibling{i}", group_id="variants", variant=f"counterfactual-{at.turn_index}#{i}")
         for i in (1, 2)
     ]
 
     def earns(episode: str, reward: float) -> EpisodeRewards:
-        turns = tuple(dataclasses.replace(r, reward=reward) for r in paid.rewards)
-        return dataclasses.replace(paid, episode_id=episode, rewards=turns)
+        turns = tuple(replace(r, reward=reward) for r in paid.rewards)
+        return replace(paid, episode_id=episode, rewards=turns)
 
-    store.write_episodes([base, *siblings])
-    store.write_rewards([earns(base.episode_id, 1.0), earns("sibling1", 0.5), earns("sibling2", 0.25)])
-    key = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN}
-    pinned = store.pin_episodes(**key, team_key="v0")
-    pinned_rewards = store.pin_rewards(**key, credit_version="c1", traces=pinned)
+    paid_rewards = [earns(base.episode_id, 1.0), earns("sibling1", 0.5), earns("sibling2", 0.25)]
+    pinned = stored(tmp_path, [base, *siblings], paid_rewards)
     about = {"model_group": GROUP, "credit_kind": "returns"}
     config = TrainConfig(algorithm="counterfactual")
-    samples, funnel = read_rows(store, pinned, pinned_rewards, config=config, **about)
+    samples, funnel = read_rows(*pinned, config=config, **about)
     baseline = {s.episode_id: s.baseline for s in samples if s.turn_index == at.turn_index}
     assert baseline == pytest.approx({base.episode_id: 0.375, "sibling1": 0.625, "sibling2": 0.75})
     assert [s.episode_id for s in samples if s.is_sibling] == ["sibling1", "sibling2"]
     assert len(samples) == len(base.turns) + 2
     num_calls = {agent: counts["calls"] for agent, counts in funnel.counts.items()}
     assert num_calls == {t.agent: 1 + 2 * (t.agent == at.agent) for t in base.turns}
-    plain, funnel = read_rows(store, pinned, pinned_rewards, config=TrainConfig(), **about)
+    plain, funnel = read_rows(*pinned, config=TrainConfig(), **about)
     assert len(plain) == sum(counts["scored"] for counts in funnel.counts.values()) == len(base.turns)
 
 
 def test_variants_without_a_turn_of_the_model_group_are_compared_with(tmp_path: Path) -> None:
     """Of group `helper` is the second turn; the greedy episode and one replay ended before it."""
     first = make_turns_of("e", index=0)
-    helper = dataclasses.replace(first.turns[1], agent="helper", model_group="helper")
-    base = dataclasses.replace(first, turns=(first.turns[0], helper), policy_versions={GROUP: 0, "helper": 0})
-    called = dataclasses.replace(base, episode_id="called", variant="without-solver")
+    helper = replace(first.turns[1], agent="helper", model_group="helper")
+    base = replace(first, turns=(first.turns[0], helper), policy_versions={GROUP: 0, "helper": 0})
+    called = replace(base, episode_id="called", variant="without-solver")
     ended = [
-        dataclasses.replace(base, episode_id=name, variant=name, turns=base.turns[:1])
-        for name in ("greedy", "without-solver#1")
+        replace(base, episode_id=name, variant=name, turns=base.turns[:1]) for name in ("greedy", "without-solver#1")
     ]
-    store = TraceStore(str(tmp_path / "traces"))
-    store.create()
-    store.write_episodes([base, called, *ended])
     outcomes = {"e": 1.0, "called": 0.75, "greedy": 0.5, "without-solver#1": 0.25}
     traces = [base, called, *ended]
-    store.write_rewards(
-        [rewards_for(t, [outcomes[t.episode_id]] * len(t.turns), outcomes[t.episode_id]) for t in traces]
-    )
-    key = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN}
-    pinned = store.pin_episodes(**key, team_key="v0")
-    rewards = store.pin_rewards(**key, credit_version="c1", traces=pinned)
+    rewards = [rewards_for(t, [outcomes[t.episode_id]] * len(t.turns), outcomes[t.episode_id]) for t in traces]
+    pinned = stored(tmp_path, traces, rewards)
     config = TrainConfig(algorithm="leave_one_out")
-    samples, funnel = read_rows(store, pinned, rewards, model_group="helper", config=config, credit_kind="returns")
+    samples, funnel = read_rows(*pinned, model_group="helper", config=config, credit_kind="returns")
     assert {s.episode_id: s.baseline for s in samples} == {"e": 0.5, "called": 0.25}
     assert funnel.counts.keys() == {"helper"} and funnel.counts["helper"]["scored"] == len(samples)
