@@ -271,7 +271,7 @@ def _spans(trace: Trace, rewards: EpisodeRewards | None) -> list[Span]:
 
 
 def _turn_span(trace: Trace, turn: Turn, credit: float | None) -> Span:
-    attributes = {"mlflow.chat.tokenUsage": _usage([turn])}
+    attributes: dict[str, Any] = {"mlflow.chat.tokenUsage": _usage([turn])}
     attributes |= {"format_fault": turn.format_fault} if turn.format_fault else {}
     return _span(
         trace,
