@@ -197,8 +197,7 @@ def validate(
     loaded = load(config, changes)
     _check(loaded)
     if try_it:
-        from pipelines.runners.try_episode import try_episode
-
+        try_episode = open_by_name("pipelines.extensions.preflight.try_episode:try_episode", place="--try")
         for line in try_episode(loaded):
             print(line)
     print(f"{config}: ok ({len(loaded.model_groups)} model groups, {len(loaded.group_of)} agents)")

@@ -15,7 +15,7 @@ from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.figures.registry import with_own
 from pipelines.runners.model_folder import check_model_folder
-from pipelines.runners.task_checks import TaskForms, try_worlds, unread_notes
+from pipelines.runners.task_checks import TaskForms, unread_notes
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS, check_independent
 from serve_apps.authoring.agent import ToolFault
@@ -49,7 +49,6 @@ def check(config: RunConfig) -> list[str]:
     _check_environments(config, workflow)
     notes = [*unread_notes(config), *_check_models(config, workflow), *workflow.preflight(), *check_tools(workflow)]
     notes += _notes_on_code(config)
-    notes += try_worlds(config, workflow, forms)
     for extension in extensions():
         if extension.notes:
             notes += open_by_name(extension.notes, place=f"extension {extension.name}")(config)

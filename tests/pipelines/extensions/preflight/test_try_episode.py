@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from pipelines.config.run_config import RunConfig, load_config
-from pipelines.runners.try_episode import TriedEpisodeFailed, example_of, try_episode
+from pipelines.extensions.preflight.try_episode import TriedEpisodeFailed, example_of, try_episode
 from serve_apps.authoring.contracts import Boxed, Contract, JsonKeys, OneOf, Raw, Tags, Thinking
 
 pytestmark = pytest.mark.test
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def config(name: str, **changes: Any) -> RunConfig:

@@ -15,7 +15,7 @@ from tests.docs.markdown_pages import fences
 pytestmark = pytest.mark.test
 
 PAGE = "infra/docs/tutorials/worlds.md"
-SHIPPED = Path(__file__).parents[3] / "infra" / "workflows" / "single_agent.yaml"
+SHIPPED = Path(__file__).parents[4] / "infra" / "workflows" / "single_agent.yaml"
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""An episode without an engine, before anything is trained."""
