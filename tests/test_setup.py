@@ -148,14 +148,7 @@ def test_a_test_that_lacks_a_system_package_is_listed_and_fails_in_ci(tmp_path: 
     done = subprocess.run(
         [
             sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "conftest",
-            "-p",
-            "no:cacheprovider",
-            "-ra",
-            "--rootdir",
+            *["-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "-ra", "--rootdir"],
             tmp_path,
             tmp_path,
         ],

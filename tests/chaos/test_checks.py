@@ -23,7 +23,6 @@ from stores.weights.manifest import Probe
 from tests.chaos import checks
 from tests.chaos.report import Cell, Report
 from tests.chaos.scene import CONFIG
-from tests.chaos.victims import VICTIMS, cells, moment
 
 pytestmark = pytest.mark.test
 
@@ -142,10 +141,3 @@ def test_a_cell_is_kept_with_its_verdict_and_a_failed_one_is_played_again(tmp_pa
     assert again.has("node", "train", 0)
     assert not again.has("node", "sync", 0)
     assert again.data["cells"]["node/sync/0"]["verdict"] == "FAILED"
-
-
-def test_moments_are_random_but_the_same_for_the_same_seed() -> None:
-    shares = [moment(1, v.name, stage, n) for v, stage, n in cells([v.name for v in VICTIMS], ["train"], 3)]
-    assert shares == [moment(1, v.name, s, n) for v, s, n in cells([v.name for v in VICTIMS], ["train"], 3)]
-    assert len(set(shares)) > len(shares) * 0.9
-    assert all(0 < share < 1 for share in shares)

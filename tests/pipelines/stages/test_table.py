@@ -65,10 +65,3 @@ def test_deadlines_are_those_of_the_config() -> None:
     assert STAGES["promote"].timeout_s(config) == config.promote.stage_timeout_s
     canary = load_config(SMALL, {"promote.deploy": "canary", "gateway": {}})
     assert STAGES["promote"].timeout_s(canary) == canary.promote.stage_timeout_s + canary.canary_timeout_s
-
-
-def test_stages_that_change_or_need_engines_say_so() -> None:
-    config = load_config(SMALL, {"promote.deploy": "direct", "gateway": {}})
-    assert {name for name, stage in STAGES.items() if stage.changes_engines} == {"collect", "sync", "evaluate"}
-    assert {name for name, stage in STAGES.items() if not stage.needs_cluster(config)} == {"score"}
-    assert not STAGES["promote"].needs_cluster(load_config(SMALL))
