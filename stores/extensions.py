@@ -39,9 +39,11 @@ class Extension:
     """Section of the run config -> a subclass of `stores.settings.Settings`. It is null where a config has none, and no part of what
     identifies a run."""
     commands: str = ""
-    """`add_to(app: typer.Typer) -> None`, which adds commands to `troupe`."""
+    """`add_to(app: typer.Typer) -> None`, which adds commands to `troupe`. Errors of a command are reported as those of the core's."""
     notes: str = ""
     """`notes(config: RunConfig) -> list[str]`, what `troupe validate` says beside its own, of a run config that it has found valid."""
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """Key in an entry of a declared workflow's `tools` -> `make(name, settings) -> Tool`, which raises TypeError for other settings."""
     routes: str = ""
     """`add_to(api: FastAPI, service: Service) -> AsyncContextManager | None`, which adds routes to a gateway, before it serves; what it
     returns is entered when the gateway starts, and left when it ends."""

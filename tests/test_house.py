@@ -27,9 +27,6 @@ ONE_CALLER = {
     "a formula or a model": ("pipelines.evaluation.betting",),
     "a protocol or a format": (
         "pipelines.report.chrome_trace",
-        "serve_apps.tools.mcp_text",
-        "serve_apps.tools.retriever",
-        "serve_apps.tools.sandbox.seccomp",
         "serve_apps.worlds.openenv",
         "stores.journal.schema",
     ),
@@ -61,7 +58,6 @@ ONE_CALLER = {
         "serve_apps.gateway.traffic.metrics",
         "serve_apps.gateway.traffic.redaction",
         "serve_apps.policy.generation",
-        "serve_apps.tools.mcp_session",
         "stores.traces.upkeep",
         "train_loops.engine.checkpoints",
         "train_loops.worker.learner",

@@ -27,6 +27,9 @@ from tiers import each_push
 
 from pipelines.cluster.faults import diagnose
 from pipelines.examples.calculator.program import calculate
+from pipelines.extensions.code_tasks.checkers import has_same_tokens, is_right_output, is_right_value
+from pipelines.extensions.code_tasks.code_tests import Case, CodeTests, expand_batched, foreign_modules, read_tests
+from pipelines.extensions.code_tasks.code_verifier import extract_code, time_limit
 from pipelines.figures.of_episodes import is_refusal
 from pipelines.monitoring.drift import sketch
 from pipelines.run.scoring import without_ids
@@ -38,16 +41,13 @@ from serve_apps.authoring.prompt_budget import shorten
 from serve_apps.authoring.templates import as_prompt, fields_of, fill, stray_brace
 from serve_apps.authoring.thinking import after_thinking
 from serve_apps.chat import long_json
+from serve_apps.extensions.paper_workflows.debate import without_answer
+from serve_apps.extensions.paper_workflows.iterative_search import Plan, _apply
 from serve_apps.gateway.traffic.redaction import Redaction
 from serve_apps.openai_api.tool_calls import parse_tool_calls
-from serve_apps.tools.checkers import has_same_tokens, is_right_output, is_right_value
-from serve_apps.tools.code_tests import Case, CodeTests, expand_batched, foreign_modules, read_tests
-from serve_apps.tools.code_verifier import extract_code, time_limit
 from serve_apps.tools.math_answer import extract_answer, is_correct
 from serve_apps.tools.math_strings import is_same_string
 from serve_apps.tools.text_match import exact_match, f1, normalize
-from serve_apps.workflows.debate import without_answer
-from serve_apps.workflows.iterative_search import Plan, _apply
 from stores.syntax_trees import parse_python
 
 pytestmark = pytest.mark.test
@@ -72,10 +72,10 @@ IN_CALLS = {
     ("serve_apps/authoring/contracts.py", "re.finditer"): "Tags and OneOf",
     ("serve_apps/chat/control_tokens.py", "re.compile"): "alternatives of literal tokens, and a mask of Troupe's own",
     ("serve_apps/tools/plain_signs.py", "re.compile"): "held by the module, which is imported",
-    ("serve_apps/tools/code_tests.py", "re.compile"): "held by the module, which is imported",
+    ("pipelines/extensions/code_tasks/code_tests.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/tools/math_answer.py", "re.compile"): "held by the module, which is imported",
     ("serve_apps/tools/text_match.py", "re.compile"): "held by the module, which is imported",
-    ("serve_apps/workflows/debate.py", "re.sub"): "without_answer",
+    ("serve_apps/extensions/paper_workflows/debate.py", "re.sub"): "without_answer",
     ("stores/types.py", "re.fullmatch"): "four digits of an id",
 }
 """Expressions that no constant holds: what plays them, or why nobody else writes what they read."""
@@ -284,7 +284,7 @@ def test_a_pattern_reads_hostile_text_in_linear_time(where: str, size: int) -> N
 
 def test_the_patterns_are_found_and_the_hostile_texts_are_hostile(size: int) -> None:
     assert len(patterns()) > 60
-    assert any(where.startswith("serve_apps.tools.checkers: _DECIMAL") for where in patterns())
+    assert any(where.startswith("pipelines.extensions.code_tasks.checkers: _DECIMAL") for where in patterns())
     for slow in (r"[0-9]+\.?[0-9]*x", r"<a>(.*?)</a>", r"\^\s*\{?\s*c", r"\s*```$"):
         pattern = re.compile(slow, re.DOTALL)
         with pytest.raises(AssertionError, match="of processor for"):

@@ -9,6 +9,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -337,7 +338,11 @@ new_team.add_to(app)
 for _extension in extensions():
     if _extension.commands:
         with left_out_if_broken(f"extension {_extension.name}"):
+            _known = len(app.registered_commands)
             open_by_name(_extension.commands, place="its commands")(app)
+            for _command in app.registered_commands[_known:]:
+                if _command.callback and "debug" not in signature(_command.callback).parameters:
+                    _command.callback = reports_errors(_command.callback)
 
 
 def _check(config: RunConfig) -> None:

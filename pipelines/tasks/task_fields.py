@@ -23,8 +23,16 @@ from pipelines.tasks.repository_rows import REPOSITORY_FIELDS, is_repository, re
 from pipelines.tasks.splits import BOOKKEEPING, settings_of
 from serve_apps.authoring.boxed import last_boxed
 from serve_apps.chat import long_json
-from serve_apps.tools.code_tests import CHECKER, CHECKER_CODE, FN_NAME
-from serve_apps.tools.reference_fields import ANSWER_FIELDS, KEY_FIELDS, SPLIT_TEST_FIELDS, TEST_FIELDS, TRUTH_FIELDS
+from serve_apps.tools.reference_fields import (
+    ANSWER_FIELDS,
+    CHECKER,
+    CHECKER_CODE,
+    FN_NAME,
+    KEY_FIELDS,
+    SPLIT_TEST_FIELDS,
+    TEST_FIELDS,
+    TRUTH_FIELDS,
+)
 from stores.types import FAMILY, Task
 
 PROMPT_FIELDS = (

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve_apps.chat import long_json
-from serve_apps.tools.code_test_formats import OUTPUT, OUTPUTS, PRIVATE, PUBLIC
-from serve_apps.tools.code_tests import CHECKER_CODE
 from stores.types import FAMILY, Task
 
 ANSWER_FIELDS = (
@@ -31,8 +29,15 @@ ANSWER_FIELDS = (
 KEY_FIELDS = ("answerKey", "answer_key", "answer_idx", "answer_index", "correct_option", "correct", "cop")
 """Fields of rows of multiple choice that hold the label or the number of the right one, and never its text."""
 TEST_FIELDS = ("tests", "test_cases", "input_output")
-SPLIT_TEST_FIELDS = (*PUBLIC, *PRIVATE)
+PUBLIC_TESTS = ("public_tests", "public_test_cases")
+PRIVATE_TESTS = ("private_tests", "private_test_cases", "generated_tests", "generated_test_cases")
+SPLIT_TEST_FIELDS = (*PUBLIC_TESTS, *PRIVATE_TESTS)
 """Fields that separate public from hidden tests; both are read, together with `TEST_FIELDS`."""
+OUTPUT, OUTPUTS = ("output", "stdout", "expected"), ("outputs", "output", "stdout")
+"""Fields of what a right program writes: in a single test, and in a column of them."""
+FN_NAME = ("fn_name", "function_name", "func_name")
+CHECKER = ("checker_type", "special_judge")
+CHECKER_CODE = ("checker_code", "checker")
 TRUTH_FIELDS = (
     "reward_model.ground_truth",
     "reward_model.answer",

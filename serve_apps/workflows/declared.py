@@ -18,9 +18,8 @@ from serve_apps.authoring.graph_spec import NodeSpec
 from serve_apps.authoring.templates import FIELD, as_prompt, as_text, fields_of, fill, input_name
 from serve_apps.authoring.workflow import Outcome, Workflow, together
 from serve_apps.episode.causes import CallTimeout
-from serve_apps.tools.mcp_tools import mcp_tool
-from serve_apps.tools.retrieval import retriever_tool
 from stores.by_name import open_by_name
+from stores.extensions import extensions
 from stores.types import Task
 
 
@@ -35,9 +34,8 @@ class Declared(Workflow):
 
         Args:
             graph: YAML file.
-            tools: by name: `{retriever: {...}, top_k: 5}`; `{mcp: {command: [...]}, tool: ...}`, see `mcp_tools`, where the tool's
-                name is that of the entry unless `tool` says another; or `{path: "module:name", ...}` of a `Tool`, or of what
-                makes one from the further keys.
+            tools: by name: `{path: "module:name", ...}` of a `Tool`, or of what makes one from the further keys; or what an
+                extension makes of a key of its own, such as `{retriever: {...}, top_k: 5}`.
         """
         self.graph = load_graph(graph)
         self.agents = {
@@ -184,27 +182,21 @@ class _Walk:
 
 def _tool(name: str, settings: Mapping[str, Any]) -> Tool:
     place = f"workflow.settings.tools.{name}"
-    if "path" in settings:
-        declared = open_by_name(str(settings["path"]), place=f"{place}.path")
-        more = {key: value for key, value in settings.items() if key != "path"}
+    kinds = {key: path for extension in extensions() for key, path in extension.tools.items()}
+    if kind := next((key for key in kinds if key in settings), ""):
         try:
-            made = declared if isinstance(declared, Tool) and not more else declared(**more)
-        except TypeError as error:
-            raise TypeError(f"{place}: {settings['path']!r} makes no Tool of {sorted(more)}: {error}") from None
-        if not isinstance(made, Tool):
-            raise TypeError(f"{place}.path: {settings['path']!r} is no Tool, and makes none")
-        return made
-    if "mcp" in settings:
-        more = {key: value for key, value in settings.items() if key not in ("mcp", "tool")}
-        if not isinstance(settings["mcp"], Mapping):
-            raise TypeError(f"{place}.mcp: give `command` or `url`")
-        try:
-            return mcp_tool(str(settings.get("tool", name)), settings["mcp"], **more)
+            made: Tool = open_by_name(kinds[kind], place=f"{place}.{kind}")(name, settings)
+            return made
         except TypeError as error:
             raise TypeError(f"{place}: {error}") from None
-    if "retriever" not in settings:
-        raise TypeError(f"{place}: give `retriever`, `mcp`, or `path` of a tool")
-    unknown = sorted(settings.keys() - {"retriever", "top_k"})
-    if unknown:
-        raise TypeError(f"{place}: unknown {', '.join(unknown)}")
-    return retriever_tool(settings["retriever"], top_k=int(settings.get("top_k", 5)), fail_open=False)
+    if "path" not in settings:
+        raise TypeError(f"{place}: give {''.join(f'`{key}`, ' for key in sorted(kinds))}or `path` of a tool")
+    declared = open_by_name(str(settings["path"]), place=f"{place}.path")
+    more = {key: value for key, value in settings.items() if key != "path"}
+    try:
+        made = declared if isinstance(declared, Tool) and not more else declared(**more)
+    except TypeError as error:
+        raise TypeError(f"{place}: {settings['path']!r} makes no Tool of {sorted(more)}: {error}") from None
+    if not isinstance(made, Tool):
+        raise TypeError(f"{place}.path: {settings['path']!r} is no Tool, and makes none")
+    return made

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from serve_apps.config import SandboxConfig
-from serve_apps.tools.code_tests import Case, CodeTests
-from serve_apps.tools.code_verifier import CodeVerifier
-from serve_apps.tools.sandbox import Sandbox
+from pipelines.extensions.code_tasks.code_tests import Case, CodeTests
+from pipelines.extensions.code_tasks.code_verifier import CodeVerifier
+from serve_apps.extensions.sandbox import Sandbox
+from serve_apps.extensions.sandbox.config import SandboxConfig
 from tests.bench.figures import Figure, ratio
 
 CODE = "print(sum(map(int, input().split())))"

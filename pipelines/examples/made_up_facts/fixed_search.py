@@ -6,7 +6,7 @@ from typing import Any
 
 from serve_apps.authoring.agent import TracedText
 from serve_apps.authoring.workflow import Outcome
-from serve_apps.workflows.hierarchical_search import HierarchicalSearch
+from serve_apps.extensions.paper_workflows.hierarchical_search import HierarchicalSearch
 from stores.types import Task
 
 

@@ -22,9 +22,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from serve_apps.config import SandboxConfig
-from serve_apps.tools.sandbox import Program, Sandbox
-from serve_apps.tools.sandbox.sandbox import KeptSandbox
+from serve_apps.extensions.sandbox import Program, Sandbox
+from serve_apps.extensions.sandbox.config import SandboxConfig
+from serve_apps.extensions.sandbox.sandbox import KeptSandbox
 
 PROGRAM = Path(__file__).with_name("suite_program.py").read_text()
 DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")

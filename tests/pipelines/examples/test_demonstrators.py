@@ -19,19 +19,19 @@ from pipelines.examples.counting_house.credit import CountingHouseCredit
 from pipelines.examples.counting_house.workflow import CountingHouse
 from pipelines.examples.made_up_facts import tasks as made_up_facts
 from pipelines.examples.small_functions import tasks as small_functions
+from pipelines.extensions.code_tasks.reflective_code import ReflectiveCode
 from pipelines.extensions.paper_credit.code_progress import CodeProgress
 from pipelines.extensions.paper_credit.search_progress import SearchProgress
 from serve_apps.authoring.agent import Agent, Tool
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.episode.demonstrate import EPISODES_AT_ONCE, NUM_COMPARED, demonstrate
-from serve_apps.workflows.debate import Debate
+from serve_apps.extensions.paper_workflows.debate import Debate
+from serve_apps.extensions.paper_workflows.hierarchical_search import HierarchicalSearch
+from serve_apps.extensions.paper_workflows.iterative_search import IterativeSearch
+from serve_apps.extensions.paper_workflows.pioneer_observer import PioneerObserver
+from serve_apps.extensions.paper_workflows.single_agent import SingleAgent
 from serve_apps.workflows.declared import Declared
-from serve_apps.workflows.hierarchical_search import HierarchicalSearch
-from serve_apps.workflows.iterative_search import IterativeSearch
-from serve_apps.workflows.pioneer_observer import PioneerObserver
-from serve_apps.workflows.reflective_code import ReflectiveCode
-from serve_apps.workflows.single_agent import SingleAgent
 from serve_apps.workflows.solver_verifier import SolverVerifier
 from stores.types import Task
 

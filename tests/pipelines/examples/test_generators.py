@@ -6,10 +6,10 @@ import pytest
 
 from pipelines.examples.made_up_facts import tasks as made_up_facts
 from pipelines.examples.small_functions import tasks as small_functions
-from serve_apps.config import SandboxConfig
-from serve_apps.tools.code_tests import read_tests
-from serve_apps.tools.code_verifier import CodeVerifier
-from serve_apps.tools.sandbox import Sandbox
+from pipelines.extensions.code_tasks.code_tests import read_tests
+from pipelines.extensions.code_tasks.code_verifier import CodeVerifier
+from serve_apps.extensions.sandbox import Sandbox
+from serve_apps.extensions.sandbox.config import SandboxConfig
 from serve_apps.tools.text_match import exact_match, f1, normalize
 
 pytestmark = pytest.mark.fast

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from pipelines.config.sections import DottedConfig, TaskSourceConfig
 from pipelines.tasks.sources import check_disjoint, load_tasks
 from pipelines.tasks.splits import are_one_task
-from serve_apps.tools.code_tests import Case, read_tests
 from stores.types import Task
 
 pytestmark = pytest.mark.fast
@@ -56,56 +55,6 @@ def test_the_field_names_of_math_data_are_read(
 ) -> None:
     (task,) = load(written(tmp_path, row))
     assert (task.prompt, task.answers, task.source) == (prompt, answers, "math")
-
-
-CASES = [{"input": [1, 2], "output": 3}, {"input": [4, 5], "output": 9}]
-CALLS = [Case(given=[1, 2], expected=3), Case(given=[4, 5], expected=9)]
-
-
-@pytest.mark.parametrize(
-    "beside",
-    [
-        {"tests": CASES, "fn_name": "f"},
-        {"tests": {"inputs": [[1, 2], [4, 5]], "outputs": [3, 9], "fn_name": "f"}, "fn_name": "other"},
-        {"tests": CASES, "function_name": "f"},
-        {"tests": json.dumps(CASES), "metadata": {"func_name": "f"}},
-        {"test_cases": CASES, "metadata": '{"func_name": "f"}', "extra_info": {"fn_name": "other"}},
-        {"tests": CASES, "extra_info": {"fn_name": "f"}, "label": {"fn_name": "other"}},
-        {"tests": CASES, "extra_info": '{"fn_name": "f"}'},
-        {"tests": CASES, "label": {"fn_name": "f"}},
-        {"private_tests": CASES, "function_name": "f"},
-        {"extra_info": {"private_test_cases": CASES, "fn_name": "f"}},
-        {"reward_model": {"ground_truth": CASES, "fn_name": "f"}},
-        {"reward_model": {"answer": {"inputs": [[1, 2], [4, 5]], "outputs": [3, 9], "fn_name": "f"}}},
-        {"reward_model": {"answer": json.dumps(CASES)}, "fn_name": "f"},
-        {"answer": CASES, "fn_name": "f"},
-        {"label": {"tests": CASES, "fn_name": "f"}},
-        {"label": json.dumps({"inputs": [[1, 2], [4, 5]], "outputs": [3, 9], "fn_name": "f"})},
-    ],
-)
-def test_a_functions_name_and_tests_are_found_wherever_a_row_has_them(tmp_path: Path, beside: dict[str, Any]) -> None:
-    (task,) = load(written(tmp_path, {"problem": "p", **beside}))
-    tests = read_tests(task.metadata["tests"], place="t")
-    assert (tests.fn_name, list(tests.cases), tests.public, task.answers) == ("f", CALLS, (), ())
-
-
-def test_a_rows_checker_reaches_its_tests(tmp_path: Path) -> None:
-    cases = [{"input": "1 2", "output": "3"}]
-    rows = [
-        {"problem": "p", "tests": cases, "checker_type": "unordered_tokens"},
-        {"problem": "q", "tests": cases, "checker_code": "def check(given, expected, actual): return True"},
-        {"problem": "r", "private_tests": cases, "metadata": {"special_judge": True, "checker": "def check(*_): ..."}},
-    ]
-    tests = [read_tests(task.metadata["tests"], place="t") for task in load(written(tmp_path, *rows))]
-    assert [t.checker for t in tests] == ["unordered_tokens", "custom", "custom"]
-    assert tests[2].checker_code == "def check(*_): ..."
-
-
-def test_tests_beside_public_ones_are_the_hidden_ones(tmp_path: Path) -> None:
-    cases = [{"input": str(i), "output": str(i)} for i in range(3)]
-    (task,) = load(written(tmp_path, {"problem": "p", "tests": cases, "public_tests": cases[:1]}))
-    tests = read_tests(task.metadata["tests"], place="t")
-    assert ([c.given for c in tests.public], [c.given for c in tests.cases]) == (["0"], ["1", "2"])
 
 
 def test_verl_parquet_with_messages_and_extra_info_is_read(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from stores.types import Sampling, Task
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
-CODE = "serve_apps.workflows.reflective_code:ReflectiveCode", ("planner", "coder", "reflector")
+CODE = "pipelines.extensions.code_tasks.reflective_code:ReflectiveCode", ("planner", "coder", "reflector")
 STEPS = "pipelines.examples.small_sums.workflow:TwoSteps", ("first", "second")
 CASES = [{"input": "1 2", "output": "3"}]
 PACKED = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(CASES)))).decode()

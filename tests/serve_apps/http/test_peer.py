@@ -16,10 +16,10 @@ import pytest
 from pipelines.cluster.job_api import ClusterUnreachable, JobApi
 from serve_apps.authoring.agent import AuthorError, ToolError, ToolFault
 from serve_apps.authoring.environment import Environment
+from serve_apps.extensions.mcp_tools.mcp_server import McpServer
+from serve_apps.extensions.mcp_tools.mcp_session import Session
+from serve_apps.extensions.retrieval.retriever import HttpRetriever
 from serve_apps.http.peer import AsyncPeer, Fault, Peer, PeerError, fault_of, pause_s, read_json
-from serve_apps.tools.mcp_server import McpServer
-from serve_apps.tools.mcp_session import Session
-from serve_apps.tools.retriever import HttpRetriever
 from serve_apps.worlds.openenv import openenv_session, reach
 from tests.serve_apps.http.hostile_peer import ANSWERS, PAGE, WAYS, HostilePeer, answer, hostile_peer, text_frame
 
@@ -298,6 +298,6 @@ def test_no_other_client_of_http_is_in_the_sources() -> None:
     assert {file: names for file, names in users.items() if names} == {
         "serve_apps/http/peer.py": {"httpx2"},
         "serve_apps/gateway/http/episode_api.py": {"httpx2"},  # passes answers on as they come
-        "serve_apps/tools/mcp_session.py": {"httpx2"},  # a timeout, for the client that MCP is given
+        "serve_apps/extensions/mcp_tools/mcp_session.py": {"httpx2"},  # a timeout, for the client that MCP is given
         "serve_apps/worlds/openenv.py": {"websockets"},
     }

@@ -9,28 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from one_group import team_in_one_group
 
-from serve_apps.authoring.agent import Tool
+from serve_apps.authoring.agent import Tool, ToolFault
 from serve_apps.authoring.expressions import parse_expression
 from serve_apps.authoring.graph import load_graph
-from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.runner import run_episode
-from serve_apps.episode.scripted import play_scripted
+from serve_apps.episode.scripted import ByteTokenizer, play_scripted
 from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.workflows.declared import Declared
-from stores.traces.corpus import build_corpus
 from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task
-from tests.serve_apps.workflows.test_workflows import agents_of, play
+from tests.serve_apps.plays import agents_of, play
 
 pytestmark = pytest.mark.fast
-
-GRAPHS = sorted((Path(__file__).parents[3] / "infra" / "graphs").glob("*.yaml"))
 VALUES: Mapping[str, Any] = {"step": 2, "question": "why", "answer": {"text": "red", "list": ["a", "b"], "none": None}}
 
 
@@ -91,67 +86,7 @@ def test_no_text_is_ever_run(text: str) -> None:
     assert expression(VALUES) in (True, False)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> ChatTokenizer:
-    return ChatTokenizer(tiny_model)
-
-
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("corpus")
-    (folder / "d.jsonl").write_text(
-        '{"id": "1", "title": "Mira", "text": "Mira lives in Tarn."}\n{"id": "2", "title": "Tarn", "text": "Tarn lies in Velland."}\n'
-    )
-    build_corpus(str(folder / "index"), folder / "d.jsonl")
-    return {"retrieve": {"retriever": {"corpus": str(folder / "index")}, "top_k": 1}}
-
-
 QUESTION = Task(task_id="q", prompt="In which country does Mira live?", answers=("Velland",))
-SAYS = {
-    "decomposer": json.dumps({"queries": ["Mira", "Tarn"]}),
-    "rewriter": "<search>Tarn</search>",
-    "summarizer": "<summary>Tarn lies in Velland</summary>",
-    "selector": "<document>Tarn lies in Velland.</document>",
-    "evidence_1": "<evidence>Mira: Tarn</evidence>",
-    "evidence_2": "<evidence>Tarn: Velland</evidence>",
-    "answerer": "<answer>Velland</answer>",
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "spoke"),
-    [
-        ("decompose_answer", ["decomposer", "retrieve", "answerer"]),
-        (
-            "decompose_evidence",
-            ["decomposer", "retrieve", "retrieve", "evidence_1", "evidence_2", "answerer"],
-        ),
-        ("decompose_summarize", ["decomposer", "retrieve", "summarizer", "answerer"]),
-        ("rewrite_select", ["rewriter", "retrieve", "selector", "answerer"]),
-    ],
-)
-def test_the_shipped_graphs_answer(
-    name: str, spoke: list[str], tools: dict[str, Any], tokenizer: ChatTokenizer
-) -> None:
-    path = next(p for p in GRAPHS if p.stem == name)
-    trace = play(Declared(str(path), tools), QUESTION, lambda agent, n, _: SAYS[agent], tokenizer)
-    assert (trace.error, trace.answer, trace.stop_reason) == ("", "Velland", "finished")
-    assert sorted(agents_of(trace)) == sorted(spoke)
-    assert agents_of(trace)[-1] == "answerer"
-    final = trace.turns[-1].prompt_text
-    assert "Tarn" in final and "{" not in final
-    before = {e: name for e, name in enumerate(agents_of(trace))}
-    read = {before[i] for i in trace.turns[-1].parents}
-    assert read and read <= {"retrieve", "summarizer", "selector", "evidence_1", "evidence_2"}
-    assert len(GRAPHS) == 4
-
-
-def test_a_branch_that_is_not_taken_is_not_waited_for(tools: dict[str, Any], tokenizer: ChatTokenizer) -> None:
-    path = next(p for p in GRAPHS if p.stem == "decompose_answer")
-    says = SAYS | {"decomposer": "no JSON"}
-    trace = play(Declared(str(path), tools), QUESTION, lambda agent, n, _: says[agent], tokenizer)
-    assert agents_of(trace) == ["decomposer", "answerer"]
-    assert [t.is_format_ok for t in trace.turns] == [False, True]
 
 
 def written(folder: Path, text: str) -> str:
@@ -184,7 +119,7 @@ answer: "{draft.answer}"
     ],
 )
 def test_a_loop_ends_by_its_condition_or_its_bound(
-    verdicts: list[str], spoke: list[str], reason: str, tmp_path: Path, tokenizer: ChatTokenizer
+    verdicts: list[str], spoke: list[str], reason: str, tmp_path: Path
 ) -> None:
     def say(agent: str, n: int, inputs: Mapping[str, str]) -> str:
         return {
@@ -193,7 +128,7 @@ def test_a_loop_ends_by_its_condition_or_its_bound(
             "done": "done",
         }[agent]
 
-    trace = play(Declared(written(tmp_path, LOOP)), QUESTION, say, tokenizer)
+    trace = play(Declared(written(tmp_path, LOOP)), QUESTION, say)
     assert (agents_of(trace), trace.stop_reason, trace.error) == (spoke, reason, "")
     if len(spoke) > 3:
         assert "more" in next(t for t in trace.turns if t.agent == "draft" and t.round_index == 1).prompt_text
@@ -218,7 +153,7 @@ answer: "{end.text}"
 """
 
 
-def test_a_node_waits_for_a_loop_that_leads_to_it(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+def test_a_node_waits_for_a_loop_that_leads_to_it(tmp_path: Path) -> None:
     says = {
         "search": "<found>Tarn</found>",
         "draft": "<answer>bad</answer>",
@@ -230,26 +165,29 @@ def test_a_node_waits_for_a_loop_that_leads_to_it(tmp_path: Path, tokenizer: Cha
         Declared(written(tmp_path, BESIDE_A_LOOP)),
         QUESTION,
         lambda agent, n, _: verdicts[n] if agent == "check" else says[agent],
-        tokenizer,
     )
     assert agents_of(trace) == ["search", "draft", "check", "fix", "check", "end"]
     assert trace.turns[-1].prompt_text == "Facts Tarn, mended good"
 
 
-def test_steps_run_out(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+def test_steps_run_out(tmp_path: Path) -> None:
     text = LOOP.replace("start:", "max_steps: 2\nstart:")
     trace = play(
         Declared(written(tmp_path, text)),
         QUESTION,
         lambda agent, n, _: "<answer>1</answer>" if agent == "draft" else "<verdict>no</verdict><advice>a</advice>",
-        tokenizer,
     )
     assert (trace.status, trace.stop_reason, trace.answer) == (EpisodeStatus.TRUNCATED, "max_steps", "1")
 
 
-def test_a_tool_that_fails_fails_the_episode_unless_its_node_is_fail_open(
-    tmp_path: Path, tokenizer: ChatTokenizer
-) -> None:
+async def _dead(queries: str) -> str:
+    raise ToolFault("the server is down")
+
+
+dead = Tool(_dead)
+
+
+def test_a_tool_that_fails_fails_the_episode_unless_its_node_is_fail_open(tmp_path: Path) -> None:
     text = """\
 nodes:
   find: {type: tool, tool: retrieve, arguments: {queries: "{question}"}%s}
@@ -259,13 +197,13 @@ start: [find]
 end: [say]
 answer: "{say.text}"
 """
-    dead = {"retrieve": {"retriever": {"urls": ["http://127.0.0.1:9/retrieve"], "max_attempts": 1}}}
-    failed = play(Declared(written(tmp_path, text % ""), dead), QUESTION, lambda *_: "x", tokenizer)
+    dead = {"retrieve": {"path": f"{__name__}:dead"}}
+    failed = play(Declared(written(tmp_path, text % ""), dead), QUESTION, lambda *_: "x")
     assert failed.status is EpisodeStatus.TOOL_ERROR
-    went_on = play(Declared(written(tmp_path, text % ", fail_open: true"), dead), QUESTION, lambda *_: "x", tokenizer)
+    went_on = play(Declared(written(tmp_path, text % ", fail_open: true"), dead), QUESTION, lambda *_: "x")
     assert (went_on.status, went_on.answer) == (EpisodeStatus.OK, "x")
     assert went_on.turns[0].prompt_text == "Found: ."
-    assert "ConnectError" in went_on.tool_calls[0].error
+    assert went_on.tool_calls[0].error == "the server is down"
 
 
 Change = Callable[[dict[str, Any]], Any]
@@ -309,11 +247,9 @@ def test_what_is_no_graph_is_refused_with_its_line(old: str, new: str, said: str
         load_graph(path)
 
 
-def test_a_tool_that_is_not_given_is_named() -> None:
-    path = next(p for p in GRAPHS if p.stem == "rewrite_select")
-    with pytest.raises(TypeError, match=r"node retrieve calls tool 'retrieve': name it in workflow\.settings\.tools"):
-        Declared(str(path))
-    assert all(yaml.safe_load(p.read_text()) for p in GRAPHS)
+def test_a_tool_that_is_not_given_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"node one calls tool 'wait': name it in workflow\.settings\.tools"):
+        Declared(written(tmp_path, SLOW % ""))
 
 
 TYPED = """\
@@ -338,14 +274,11 @@ answer: "{good.text}{bad.text}"
         ({"score": "8", "ok": True, "names": ["a"]}, ["grade", "bad"]),
     ],
 )
-def test_numbers_and_truth_stay_what_they_are(
-    grade: dict[str, Any], spoke: list[str], tmp_path: Path, tokenizer: ChatTokenizer
-) -> None:
+def test_numbers_and_truth_stay_what_they_are(grade: dict[str, Any], spoke: list[str], tmp_path: Path) -> None:
     trace = play(
         Declared(written(tmp_path, TYPED)),
         QUESTION,
         lambda agent, n, _: json.dumps(grade) if agent == "grade" else "said",
-        tokenizer,
     )
     assert (agents_of(trace), trace.answer) == (spoke, "said")
     if spoke[-1] == "good":
@@ -384,11 +317,11 @@ wait = Tool(_wait)
     ],
 )
 def test_a_node_that_takes_too_long_is_named_and_its_call_recorded(
-    how: str, status: EpisodeStatus, error: str, tmp_path: Path, tokenizer: ChatTokenizer
+    how: str, status: EpisodeStatus, error: str, tmp_path: Path
 ) -> None:
     WAITS.update(one=30.0, other=0.0)
     workflow = Declared(written(tmp_path, SLOW % how), {"wait": {"path": f"{__name__}:wait"}})
-    trace = play(workflow, QUESTION, lambda *_: "x", tokenizer)
+    trace = play(workflow, QUESTION, lambda *_: "x")
     assert (trace.status, trace.error) == (status, error)
     late = next(c for c in trace.tool_calls if c.request == {"name": "one"})
     assert late.error.startswith("given up after 2")
@@ -397,10 +330,10 @@ def test_a_node_that_takes_too_long_is_named_and_its_call_recorded(
         assert trace.outcome_metadata == {"failed_nodes": {"one": "node one: no answer after 2 s"}}
 
 
-def test_an_engine_that_does_not_answer_is_no_failure_of_the_policy(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+def test_an_engine_that_does_not_answer_is_no_failure_of_the_policy(tmp_path: Path) -> None:
     async def complete(call: AgentCall) -> Completion:
         await asyncio.sleep(0.5 if call.agent == "one" else 30)
-        ids = call.written("so", tokenizer)
+        ids = call.written("so", ByteTokenizer())
         return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
 
     graph = """\
@@ -413,7 +346,7 @@ end: [two]
 answer: "{two.text}"
 """
     workflow = Declared(written(tmp_path, graph))
-    team = team_in_one_group(workflow, tokenizer, max_model_len=256, max_tokens=32, version=3)
+    team = team_in_one_group(workflow, ByteTokenizer(), max_model_len=256, max_tokens=32, version=3)
     spec = EpisodeSpec(
         run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="team", task=QUESTION, episode_index=0, run_seed=0
     )
@@ -422,15 +355,15 @@ answer: "{two.text}"
     assert not trace.is_outcome
 
 
-def test_nodes_that_are_ready_work_side_by_side(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+def test_nodes_that_are_ready_work_side_by_side(tmp_path: Path) -> None:
     WAITS.update(one=0.5, other=0.5)
     workflow = Declared(written(tmp_path, SLOW % ""), {"wait": {"path": f"{__name__}:wait"}})
-    trace = play(workflow, QUESTION, lambda *_: "x", tokenizer)
+    trace = play(workflow, QUESTION, lambda *_: "x")
     assert trace.turns[0].prompt_text == "Found: one, other."
     assert abs(WAITS["one began"] - WAITS["other began"]) < 0.45
 
 
-def test_a_graphs_context_is_cut_and_its_instruction_is_not(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+def test_a_graphs_context_is_cut_and_its_instruction_is_not(tmp_path: Path) -> None:
     text = """\
 nodes:
   find: {type: tool, tool: wait, arguments: {name: "{question}"}}
@@ -442,7 +375,7 @@ answer: "{say.text}"
 """
     long = Task(task_id="q", prompt="red green blue " * 2000, answers=())
     workflow = Declared(written(tmp_path, text), {"wait": {"path": f"{__name__}:wait"}})
-    trace = play(workflow, long, lambda *_: "x", tokenizer)
+    trace = play(workflow, long, lambda *_: "x", max_model_len=4096)
     (turn,) = trace.turns
     assert (trace.status, trace.answer) == (EpisodeStatus.OK, "x")
     assert turn.prompt_text.startswith("Begin. Found: red") and turn.prompt_text.endswith(" End.")
@@ -450,12 +383,12 @@ answer: "{say.text}"
     assert turn.parents == (0,)
 
 
-def test_an_end_need_not_be_the_end(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+def test_an_end_need_not_be_the_end(tmp_path: Path) -> None:
     text = TYPED.replace("end: [good, bad]", "end: [good, bad]\nstop_on_end: false").replace(
         ", when: not (grade.score >= 7 and grade.ok == true)", ""
     )
     says = {"grade": json.dumps({"score": 8, "ok": True, "names": ["a"]}), "good": "1", "bad": "2"}
-    trace = play(Declared(written(tmp_path, text)), QUESTION, lambda agent, *_: says[agent], tokenizer)
+    trace = play(Declared(written(tmp_path, text)), QUESTION, lambda agent, *_: says[agent])
     assert (sorted(agents_of(trace)), trace.answer) == (["bad", "good", "grade"], "12")
 
 

@@ -1,0 +1,1 @@
+"""Tasks whose answer is a program: their tests, a judge, and a workflow."""

@@ -1,0 +1,1 @@
+"""Workflows of papers, one file each."""
