@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.run.run import Run
 from pipelines.tasks.splits import HELD_OUT, are_one_task
+from serve_apps.authoring.agent import AuthorError
 from serve_apps.episode.team import ActingTeam
-from serve_apps.workflows.orchestrated import ORCHESTRATOR, Orchestrated
-from serve_apps.workflows.retrace import NotRetraced, retrace
 from stores.traces.conventions import allowed_tokens
 from stores.traces.store import TraceStore
 from stores.types import ModelVersionRef, Purpose, Task, Trace, families
@@ -60,8 +59,9 @@ def choose_traces(run: Run, choice: ChosenTracesConfig, *, count: int, folders: 
             f"warmstart.traces: no training episode of run {choice.run!r} in {choice.uri} has an outcome of "
             f"{choice.min_outcome:g} or more{f' ({left_out})' if held_out.num_seen else ''}"
         )
+    written = run.workflow.retraced_agent
     for group, folder in folders.items():
-        if set(run.config.model_groups[group].agents) == {ORCHESTRATOR} and not _has_orchestrator(traces):
+        if set(run.config.model_groups[group].agents) == {written} and not _acted(written, traces):
             continue  # it has made no turn yet: `under_orchestrator` writes them
         _check_group(group, traces)
         _check_tokenizer(choice, group, traces, folder)
@@ -76,13 +76,14 @@ def under_orchestrator(
     A share `choice.other_choices` of its choices is another option that was offered, drawn by `seed`; the episode goes on as it did.
     An episode that the orchestrator's steps cannot make is left out. ValueError with the first reason where they can make none.
     """
-    if not isinstance(team.workflow, Orchestrated) or _has_orchestrator(traces):
+    agent = team.workflow.retraced_agent
+    if not agent or _acted(agent, traces):
         return list(traces)
     played, reasons = [], []
     for trace in traces:
         try:
-            played.append(retrace(trace, team=team, run_id=run_id, seed=seed))
-        except NotRetraced as reason:
+            played.append(team.workflow.retraced(trace, team=team, run_id=run_id, seed=seed))
+        except AuthorError as reason:
             reasons.append(str(reason))
     if not played:
         raise ValueError(
@@ -94,17 +95,17 @@ def under_orchestrator(
             "%d of %d episodes cannot be played by the orchestrator's steps: %s", len(reasons), len(traces), reasons[0]
         )
     drawn = random.Random(f"{seed}/choices")
-    return [_with_other_choices(trace, choice.other_choices, drawn) for trace in played]
+    return [_with_other_choices(agent, trace, choice.other_choices, drawn) for trace in played]
 
 
-def _has_orchestrator(traces: Sequence[Trace]) -> bool:
-    return any(turn.agent == ORCHESTRATOR for trace in traces for turn in trace.turns)
+def _acted(agent: str, traces: Sequence[Trace]) -> bool:
+    return any(turn.agent == agent for trace in traces for turn in trace.turns)
 
 
-def _with_other_choices(trace: Trace, share: float, drawn: random.Random) -> Trace:
+def _with_other_choices(agent: str, trace: Trace, share: float, drawn: random.Random) -> Trace:
     turns = []
     for turn in trace.turns:
-        is_choice = turn.agent == ORCHESTRATOR
+        is_choice = turn.agent == agent
         options = allowed_tokens(turn.sampling.constraint) if is_choice else []
         others = [token for token in options if token not in turn.completion_token_ids]
         is_other = others and drawn.random() < share

@@ -14,7 +14,7 @@ from serve_apps.authoring.agent import Agent, Tool
 from serve_apps.authoring.environment import Environment
 from stores.by_name import construct
 from stores.team_code import in_use, own_folders
-from stores.types import Task
+from stores.types import Task, Trace
 
 SCORE = "score"
 """The entry of an outcome's metadata that the credit rule `posted_score` pays: a number of 0 to 1, whoever wrote it."""
@@ -79,6 +79,16 @@ class Workflow:
         metadata checks them in `check_task`; what it takes of its own task files and not of callers it refuses here.
         """
         self.check_task(task, "the task")
+
+    retraced_agent: str = ""
+    """An agent whose turns a warm start writes into episodes in which it did not act, by `retraced`; empty: there is none."""
+
+    def retraced(self, trace: Trace, *, team: Any, run_id: str, seed: int) -> Trace:
+        """Returns an episode as `retraced_agent` would have led it, as a demonstration; AuthorError where it could not have.
+
+        Args: team: the `ActingTeam` that this workflow is of.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no retraced(trace, ...)")
 
     @property
     def prompts(self) -> dict[str, str]:

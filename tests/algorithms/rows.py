@@ -223,7 +223,7 @@ COMPARISONS = {
     ),
     "choices_math": Comparison(
         name="choices_math",
-        config=ROOT / "infra" / "runs" / "choices_math.yaml",
+        config=ROOT / "infra" / "extensions" / "orchestration" / "choices_math.yaml",
         rows=CHOICES_MATH,
         measure_every=6,
         highlight="fixed_order",
@@ -231,7 +231,7 @@ COMPARISONS = {
     ),
     "choices_search": Comparison(
         name="choices_search",
-        config=ROOT / "infra" / "runs" / "choices_search.yaml",
+        config=ROOT / "infra" / "extensions" / "orchestration" / "choices_search.yaml",
         rows=CHOICES_SEARCH,
         measure_every=6,
         highlight="fixed_order",

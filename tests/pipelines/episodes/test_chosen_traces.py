@@ -148,7 +148,7 @@ def test_a_warm_start_learns_the_chosen_traces(other: Other, tiny_model: Path, t
 
 
 TEAM = {
-    "path": "serve_apps.workflows.orchestrated:Orchestrated",
+    "path": "serve_apps.extensions.orchestration.orchestrated:Orchestrated",
     "settings": {
         "team": {"path": "serve_apps.workflows.math_chain:MathChain"},
         "steps": {"solve": {"agent": "solver"}, "check": {"agent": "verifier", "needs": ["answer"]}},

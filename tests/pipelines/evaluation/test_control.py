@@ -15,13 +15,24 @@ from pipelines.report.page import ReportData, render
 from pipelines.report.result import team_over_control
 from pipelines.run.run import Run
 from pipelines.runners.validate import check
+from serve_apps.authoring.agent import Tool
+from serve_apps.workflows.math_chain import MathChain
 from stores.journal.stage_results import Control, Measured, TeamScore
 from tests.stage_records import model_ref, team_score, traces_ref
 
 pytestmark = pytest.mark.fast
 
 SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
-CODE = Path(__file__).parents[3] / "infra" / "workflows" / "reflective_code.yaml"
+
+
+async def _double(number: int) -> int:
+    return 2 * number
+
+
+class WithTool(MathChain):
+    """A team that has a tool."""
+
+    double = Tool(_double)
 
 
 def measured(outcomes: dict[str, float], control: dict[str, float] | None) -> Measured:
@@ -63,9 +74,9 @@ def test_a_control_needs_test_tasks_an_agent_that_reads_only_the_task_and_a_fiel
 
 
 def test_a_team_with_tools_has_no_control() -> None:
-    calculator = load_config(CODE, {"evaluate.control": {"agent": "coder"}})
-    with pytest.raises(ValueError, match=r"evaluate\.control: the control calls no tools, and the workflow has verify"):
-        check(calculator)
+    config = load_config(SMALL, {"workflow.path": f"{__name__}:WithTool", "evaluate.control": {"agent": "solver"}})
+    with pytest.raises(ValueError, match=r"evaluate\.control: the control calls no tools, and the workflow has double"):
+        check(config)
 
 
 def test_a_run_that_began_without_a_control_is_still_the_same_run() -> None:

@@ -73,7 +73,7 @@ WORKFLOWS: Mapping[str, tuple[str, Mapping[str, object], Says]] = {
     "math_chain": (CHAIN, {}, chain),
     "solver_verifier": ("serve_apps.workflows.solver_verifier:SolverVerifier", {"max_rounds": 2}, loop),
     "orchestrated": (
-        "serve_apps.workflows.orchestrated:Orchestrated",
+        "serve_apps.extensions.orchestration.orchestrated:Orchestrated",
         {"team": {"path": CHAIN}, "steps": STEPS},
         orchestrated,
     ),

@@ -21,7 +21,7 @@ from serve_apps.authoring.agent import Agent, Reply, Tool, TracedText, origins_o
 from serve_apps.authoring.choices import OFFERED, Choice
 from serve_apps.authoring.templates import FIELD, as_text, fields_of, fill
 from serve_apps.authoring.workflow import Outcome, Workflow, load_workflow, together
-from stores.types import Task
+from stores.types import Task, Trace
 
 STOP, MESSAGE, QUESTION = "stop", "message", "question"
 """The option that is always there, and the names on the board of a message to a step and of the task."""
@@ -34,6 +34,8 @@ STATE = frozenset({QUESTION, "board", "done", "left", OFFERED})
 
 class Orchestrated(Workflow):
     """Puts the agents and tools of another workflow under an orchestrator. Its agents are `orchestrator` and those that its steps call."""
+
+    retraced_agent = ORCHESTRATOR
 
     def __init__(
         self,
@@ -92,6 +94,12 @@ class Orchestrated(Workflow):
         """The prompts of the agents, and the steps, which are part of the team's identity."""
         steps = {name: step.model_dump(mode="json") for name, step in self.steps.items()}
         return {**super().prompts, "steps": json.dumps([steps, self._answer, self._max_calls, self._shows])}
+
+    def retraced(self, trace: Trace, *, team: Any, run_id: str, seed: int) -> Trace:
+        """Returns the episode with the choices that lead to its calls, see `retrace`."""
+        from serve_apps.extensions.orchestration.retrace import retrace
+
+        return retrace(trace, team=team, run_id=run_id, seed=seed)
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Returns what the board has as the answer when the orchestrator stops. Metadata: `steps`, those that were taken."""

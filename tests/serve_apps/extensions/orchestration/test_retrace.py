@@ -12,14 +12,14 @@ from serve_apps.authoring.contracts import Tags
 from serve_apps.authoring.workflow import Outcome, Workflow, together
 from serve_apps.episode.scripted import GROUP, ByteTokenizer, play_scripted
 from serve_apps.episode.team import ActingTeam
-from serve_apps.workflows.orchestrated import Orchestrated
-from serve_apps.workflows.retrace import NotRetraced, retrace
+from serve_apps.extensions.orchestration.orchestrated import Orchestrated
+from serve_apps.extensions.orchestration.retrace import NotRetraced, retrace
 from stores.types import Purpose, Task, Trace
 
 pytestmark = pytest.mark.fast
 
 TASK = Task(task_id="t", prompt="2 + 2 * 3", answers=("8",))
-HERE = "tests.serve_apps.workflows.test_retrace:"
+HERE = "tests.serve_apps.extensions.orchestration.test_retrace:"
 ASKED: list[str] = []
 
 
@@ -83,7 +83,7 @@ def under(steps: dict[str, dict[str, Any]] = STEPS, **settings: Any) -> ActingTe
     workflow = Orchestrated(team={"path": HERE + "Fixed"}, steps=steps, **settings)
     return ActingTeam(
         workflow=workflow,
-        workflow_path="serve_apps.workflows.orchestrated:Orchestrated",
+        workflow_path="serve_apps.extensions.orchestration.orchestrated:Orchestrated",
         group_of=dict.fromkeys(workflow.agents, GROUP),
         tokenizers={GROUP: ByteTokenizer()},
         max_model_len={GROUP: 1 << 20},

@@ -10,13 +10,13 @@ from serve_apps.authoring.agent import Agent, Tool
 from serve_apps.authoring.contracts import Tags
 from serve_apps.authoring.workflow import Outcome, Workflow, load_workflow
 from serve_apps.episode.scripted import play_scripted
-from serve_apps.workflows.orchestrated import Orchestrated
+from serve_apps.extensions.orchestration.orchestrated import Orchestrated
 from stores.types import EpisodeStatus, Task, Trace, Turn
 
 pytestmark = pytest.mark.fast
 
 TASK = Task(task_id="t", prompt="2 + 2 * 3", answers=("8",))
-HERE = "tests.serve_apps.workflows.test_orchestrated:"
+HERE = "tests.serve_apps.extensions.orchestration.test_orchestrated:"
 
 
 async def look_up(query: str) -> str:
@@ -195,6 +195,6 @@ def test_the_steps_are_part_of_the_teams_identity() -> None:
 def test_steps_that_do_not_fit_are_refused_by_name(steps: dict[str, Any], settings: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         load_workflow(
-            "serve_apps.workflows.orchestrated:Orchestrated",
+            "serve_apps.extensions.orchestration.orchestrated:Orchestrated",
             {"team": {"path": HERE + "Pair"}, "steps": steps, **settings},
         )

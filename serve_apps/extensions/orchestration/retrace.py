@@ -20,7 +20,7 @@ from serve_apps.config import EpisodeConfig
 from serve_apps.episode.runner import run_episode
 from serve_apps.episode.team import ActingTeam, AgentCall
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.workflows.orchestrated import ORCHESTRATOR, STOP, Orchestrated, StepSpec
+from serve_apps.extensions.orchestration.orchestrated import ORCHESTRATOR, STOP, Orchestrated, StepSpec
 from stores.types import Completion, FinishReason, Purpose, ToolCall, Trace, Turn
 
 _Callee = tuple[type[Turn] | type[ToolCall], str]

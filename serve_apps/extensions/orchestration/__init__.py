@@ -1,0 +1,1 @@
+"""An agent that chooses which agents and tools of a team act next."""
