@@ -38,9 +38,9 @@ from serve_apps.authoring.agent import Reply, TracedText
 from serve_apps.authoring.boxed import last_boxed
 from serve_apps.authoring.contracts import Boxed, JsonKeys, OneOf, Raw, Tags, Thinking
 from serve_apps.authoring.prompt_budget import shorten
-from serve_apps.authoring.templates import as_prompt, fields_of, fill, stray_brace
 from serve_apps.authoring.thinking import after_thinking
 from serve_apps.chat import long_json
+from serve_apps.extensions.graphs.templates import as_prompt, fields_of, fill, stray_brace
 from serve_apps.extensions.paper_workflows.debate import without_answer
 from serve_apps.extensions.paper_workflows.iterative_search import Plan, _apply
 from serve_apps.gateway.traffic.redaction import Redaction

@@ -22,7 +22,7 @@ def graph(
 ) -> None:
     """Print a workflow as a Mermaid flowchart: a declared one from its file, a Python one from its stored episodes."""
     from pipelines.extensions.graph.draw import draw_graph, draw_traces
-    from serve_apps.workflows.declared import Declared
+    from serve_apps.extensions.graphs.declared import Declared
 
     run = find_run(config, root, is_read_only=True)
     workflow = run.workflow

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from serve_apps.authoring.graph import STOP, Graph
+from serve_apps.extensions.graphs.graph import STOP, Graph
 from stores.types import Trace
 
 Kind = Literal["model", "tool", "choice", "ending"]

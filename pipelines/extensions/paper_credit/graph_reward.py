@@ -12,7 +12,7 @@ from typing import Literal
 
 from pipelines.credit.outcome import check_share, outcome_metric
 from pipelines.credit.rule import Credit, turn_reward
-from serve_apps.authoring.graph import load_graph
+from serve_apps.extensions.graphs.graph import load_graph
 from stores.types import Trace
 
 

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve_apps.authoring.agent import Agent, Reply, Tool, TracedText, origins_of, traced
 from serve_apps.authoring.choices import OFFERED, Choice
-from serve_apps.authoring.templates import FIELD, as_text, fields_of, fill
 from serve_apps.authoring.workflow import Outcome, Workflow, load_workflow, together
+from serve_apps.extensions.graphs.templates import FIELD, as_text, fields_of, fill
 from stores.types import Task, Trace
 
 STOP, MESSAGE, QUESTION = "stop", "message", "question"

@@ -26,12 +26,12 @@ from serve_apps.authoring.agent import Agent, Tool
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.episode.demonstrate import EPISODES_AT_ONCE, NUM_COMPARED, demonstrate
+from serve_apps.extensions.graphs.declared import Declared
 from serve_apps.extensions.paper_workflows.debate import Debate
 from serve_apps.extensions.paper_workflows.hierarchical_search import HierarchicalSearch
 from serve_apps.extensions.paper_workflows.iterative_search import IterativeSearch
 from serve_apps.extensions.paper_workflows.pioneer_observer import PioneerObserver
 from serve_apps.extensions.paper_workflows.single_agent import SingleAgent
-from serve_apps.workflows.declared import Declared
 from serve_apps.workflows.solver_verifier import SolverVerifier
 from stores.types import Task
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.extensions.graph.draw import ANSWER, TASK, draw_graph, draw_traces
-from serve_apps.authoring.graph import load_graph
+from serve_apps.extensions.graphs.graph import load_graph
 from stores.types import Trace
 
 pytestmark = pytest.mark.fast

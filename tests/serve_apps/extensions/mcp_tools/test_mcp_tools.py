@@ -22,11 +22,11 @@ from serve_apps.config import EpisodeConfig
 from serve_apps.episode.runner import run_episode
 from serve_apps.episode.team import ActingTeam, AgentCall
 from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.extensions.graphs.declared import Declared
 from serve_apps.extensions.mcp_tools.mcp_server import McpServer
 from serve_apps.extensions.mcp_tools.mcp_session import Session
 from serve_apps.extensions.mcp_tools.mcp_tools import mcp_tool
 from serve_apps.process_log import TAIL
-from serve_apps.workflows.declared import Declared
 from stores.traces.rows import episode_table, traces_of
 from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pipelines.examples.made_up_facts import tasks as made_up_facts
+from serve_apps.extensions.graphs.declared import Declared
 from serve_apps.extensions.paper_workflows.single_agent import SingleAgent
-from serve_apps.workflows.declared import Declared
 from stores.traces.corpus import build_corpus
 from stores.types import EpisodeStatus, Task
 from tests.serve_apps.plays import agents_of, play

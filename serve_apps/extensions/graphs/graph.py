@@ -23,10 +23,10 @@ import yaml
 from pydantic import ValidationError
 
 from serve_apps.authoring.choices import OFFERED
-from serve_apps.authoring.expressions import Expression, parse_expression
-from serve_apps.authoring.graph_spec import NAME, GraphSpec, NodeSpec, ParserSpec
-from serve_apps.authoring.templates import fields_of, stray_brace
 from serve_apps.authoring.yaml_text import read_yaml
+from serve_apps.extensions.graphs.expressions import Expression, parse_expression
+from serve_apps.extensions.graphs.graph_spec import NAME, GraphSpec, NodeSpec, ParserSpec
+from serve_apps.extensions.graphs.templates import fields_of, stray_brace
 
 BUILT_IN = frozenset({"question", "step"})
 """Names that templates and conditions read without a node."""

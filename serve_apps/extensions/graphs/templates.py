@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve_apps.authoring.agent import TracedText
-from serve_apps.authoring.expressions import look_up
+from serve_apps.extensions.graphs.expressions import look_up
 
 FIELD = re.compile(r"\{([a-zA-Z_][\w.]*)\}")
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from one_group import team_in_one_group
 
 from serve_apps.authoring.agent import Tool, ToolFault
-from serve_apps.authoring.expressions import parse_expression
-from serve_apps.authoring.graph import load_graph
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.runner import run_episode
 from serve_apps.episode.scripted import ByteTokenizer, play_scripted
 from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.workflows.declared import Declared
+from serve_apps.extensions.graphs.declared import Declared
+from serve_apps.extensions.graphs.expressions import parse_expression
+from serve_apps.extensions.graphs.graph import load_graph
 from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task
 from tests.serve_apps.plays import agents_of, play
 
@@ -392,7 +392,7 @@ def test_an_end_need_not_be_the_end(tmp_path: Path) -> None:
     assert (sorted(agents_of(trace)), trace.answer) == (["bad", "good", "grade"], "12")
 
 
-@pytest.mark.parametrize("path", ["json:dumps", "tests.serve_apps.workflows.test_graph:QUESTION"])
+@pytest.mark.parametrize("path", ["json:dumps", "tests.serve_apps.extensions.graphs.test_graph:QUESTION"])
 def test_what_is_no_tool_is_refused(path: str, tmp_path: Path) -> None:
     with pytest.raises((TypeError, ValueError), match="wait"):
         Declared(written(tmp_path, SLOW % ""), {"wait": {"path": path}})

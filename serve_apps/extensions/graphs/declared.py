@@ -1,4 +1,4 @@
-"""declared: a graph from YAML (`serve_apps/authoring/graph.py`) -> a workflow. Every model or choice node is an agent of its name.
+"""declared: a graph from YAML (`serve_apps/extensions/graphs/graph.py`) -> a workflow. Every model or choice node is an agent of its name.
 
 start nodes -> ready nodes, all at once -> their values open edges -> ... -> an end node, or max_steps
 """
@@ -12,12 +12,12 @@ from typing import Any
 
 from serve_apps.authoring.agent import Agent, Tool, ToolError, traced
 from serve_apps.authoring.choices import OFFERED
-from serve_apps.authoring.expressions import look_up
-from serve_apps.authoring.graph import STOP, Graph, load_graph
-from serve_apps.authoring.graph_spec import NodeSpec
-from serve_apps.authoring.templates import FIELD, as_prompt, as_text, fields_of, fill, input_name
 from serve_apps.authoring.workflow import Outcome, Workflow, together
 from serve_apps.episode.causes import CallTimeout
+from serve_apps.extensions.graphs.expressions import look_up
+from serve_apps.extensions.graphs.graph import STOP, Graph, load_graph
+from serve_apps.extensions.graphs.graph_spec import NodeSpec
+from serve_apps.extensions.graphs.templates import FIELD, as_prompt, as_text, fields_of, fill, input_name
 from stores.by_name import open_by_name
 from stores.extensions import extensions
 from stores.types import Task

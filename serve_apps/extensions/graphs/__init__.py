@@ -1,0 +1,1 @@
+"""Workflows that are declared in YAML."""
