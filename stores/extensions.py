@@ -42,6 +42,9 @@ class Extension:
     """`add_to(app: typer.Typer) -> None`, which adds commands to `troupe`. Errors of a command are reported as those of the core's."""
     notes: str = ""
     """`notes(config: RunConfig) -> list[str]`, what `troupe validate` says beside its own, of a run config that it has found valid."""
+    worlds: str = ""
+    """A module in which worlds live: `session_of(environment)`, see `serve_apps.worlds.world`, and `await reach(environment)`, which raises
+    ToolFault where a server takes no connection. The first extension that names one counts."""
     tools: Mapping[str, str] = field(default_factory=dict)
     """Key in an entry of a declared workflow's `tools` -> `make(name, settings) -> Tool`, which raises TypeError for other settings."""
     routes: str = ""

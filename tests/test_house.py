@@ -20,15 +20,9 @@ ONE_CALLER = {
     "a process of its own": (
         "serve_apps.chat.template_process",
         "serve_apps.tools.math_judge",
-        "serve_apps.worlds.workers",
         "stores.weights.loading",
         "train_loops.worker.trainer_supervisor",
     ),
-    "a formula or a model": ("pipelines.evaluation.betting",),
-    "a protocol or a format": (
-        "pipelines.report.chrome_trace",
-        "serve_apps.worlds.openenv",
-        "stores.journal.schema",
     ),
     "the commands or routes of one subject": (
         "pipelines.cli.main",

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from functools import cache
+from importlib import import_module
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -13,7 +15,7 @@ from serve_apps.authoring.agent import AuthorError, ToolFault, ToolRaised, Trace
 from serve_apps.authoring.environment import Environment
 from serve_apps.episode_clock import EpisodeClock
 from serve_apps.worlds.seen import Seen, checked
-from serve_apps.worlds.workers import workers_of
+from stores.extensions import extensions
 from stores.types import FAMILY
 
 Live = Callable[[], Awaitable[dict[str, Any]]]
@@ -113,25 +115,30 @@ class World:
         return self.seen
 
 
+@cache
+def homes() -> Any:
+    """Returns the module in which worlds live, which an extension names (`Extension.worlds`); ValueError where none does."""
+    for extension in extensions():
+        if extension.worlds:
+            return import_module(extension.worlds)
+    raise ValueError(
+        "the extension `worlds` is not installed, in which worlds live: it comes with troupe-rl: install that again"
+    )
+
+
 def session_of(environment: Environment) -> AbstractAsyncContextManager[Session]:
     """Gives a world that has not begun yet; it is closed at the end of the block."""
-    if not environment.url:
-        return workers_of(environment).session()
-    from serve_apps.worlds.openenv import openenv_session  # its client takes long to import, and few need it
-
-    return openenv_session(environment)
+    session: AbstractAsyncContextManager[Session] = homes().session_of(environment)
+    return session
 
 
 def try_servers(environments: Mapping[str, Environment]) -> None:
     """Raises ValueError at once where nothing answers at an address, for which an episode would wait as long as a world may take to begin."""
     for name, environment in environments.items():
-        if environment.url:
-            from serve_apps.worlds.openenv import reach  # its client takes long to import, and few need it
-
-            try:
-                asyncio.run(reach(environment))
-            except ToolFault as fault:
-                raise ValueError(f"environment {name}: {fault}") from None
+        try:
+            asyncio.run(homes().reach(environment))
+        except ToolFault as fault:
+            raise ValueError(f"environment {name}: {fault}") from None
 
 
 def try_environments(environments: Mapping[str, Environment]) -> list[str]:

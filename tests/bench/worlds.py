@@ -11,7 +11,7 @@ import psutil
 
 from pipelines.examples.household.world import House
 from serve_apps.authoring.environment import Environment
-from serve_apps.worlds.workers import WorldWorkers
+from serve_apps.extensions.worlds.workers import WorldWorkers
 from tests.bench.figures import Figure
 
 NUM_STEPS, NUM_WORLDS = 4000, 16

@@ -11,7 +11,7 @@ import sys
 from pipelines.examples.household.workflow import Household
 from pipelines.examples.household.world import House
 from serve_apps.authoring.environment import Environment
-from tests.serve_apps.worlds.openenv_server import serving
+from tests.serve_apps.extensions.worlds.openenv_server import serving
 
 NUM_PLACES = 64
 

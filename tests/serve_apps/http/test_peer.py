@@ -19,8 +19,8 @@ from serve_apps.authoring.environment import Environment
 from serve_apps.extensions.mcp_tools.mcp_server import McpServer
 from serve_apps.extensions.mcp_tools.mcp_session import Session
 from serve_apps.extensions.retrieval.retriever import HttpRetriever
+from serve_apps.extensions.worlds.openenv import openenv_session, reach
 from serve_apps.http.peer import AsyncPeer, Fault, Peer, PeerError, fault_of, pause_s, read_json
-from serve_apps.worlds.openenv import openenv_session, reach
 from tests.serve_apps.http.hostile_peer import ANSWERS, PAGE, WAYS, HostilePeer, answer, hostile_peer, text_frame
 
 pytestmark = pytest.mark.test
@@ -147,7 +147,7 @@ async def begun(environment: Environment) -> None:
 def test_a_wrong_server_of_worlds_is_a_fault_of_the_infrastructure(
     way: str, ask: Callable[[Environment], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve_apps.worlds.openenv.REACH_TIMEOUT_S", 0.7)
+    monkeypatch.setattr("serve_apps.extensions.worlds.openenv.REACH_TIMEOUT_S", 0.7)
     with hostile_peer(way) as server, pytest.raises(ToolFault, match=server.url):
         asyncio.run(ask(Environment(url=server.url, reset_timeout_s=0.7, step_timeout_s=0.7)))
     is_repeated = ask is begun and way in MAY_START
@@ -299,5 +299,5 @@ def test_no_other_client_of_http_is_in_the_sources() -> None:
         "serve_apps/http/peer.py": {"httpx2"},
         "serve_apps/gateway/http/episode_api.py": {"httpx2"},  # passes answers on as they come
         "serve_apps/extensions/mcp_tools/mcp_session.py": {"httpx2"},  # a timeout, for the client that MCP is given
-        "serve_apps/worlds/openenv.py": {"websockets"},
+        "serve_apps/extensions/worlds/openenv.py": {"websockets"},
     }

@@ -19,7 +19,7 @@ from serve_apps.authoring.environment import Environment
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import Script
-from serve_apps.worlds.workers import WorldWorkers
+from serve_apps.extensions.worlds.workers import WorldWorkers
 from stores.types import EpisodeStatus, Task, Trace
 from tests.worlds.alfworld.demonstrator import demonstrate
 from tests.worlds.alfworld.games import FITS, HOLDS, KINDS, OPENABLE, PROPERTIES, TEXTS

@@ -16,7 +16,7 @@ from websockets.asyncio.server import serve
 
 from serve_apps.authoring.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.authoring.environment import Environment
-from serve_apps.worlds.openenv import openenv_session, reach
+from serve_apps.extensions.worlds.openenv import openenv_session, reach
 from stores.types import Cause
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from serve_apps.authoring.environment import Environment
-from serve_apps.worlds.workers import WorldWorkers
+from serve_apps.extensions.worlds.workers import WorldWorkers
 from tests.venvs import make_venv
 
 pytestmark = [pytest.mark.nightly, pytest.mark.anyio]
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from serve_apps.authoring.environment import Environment
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import Script
-from serve_apps.worlds.workers import SCRIPT, WorldWorkers, workers_of
+from serve_apps.extensions.worlds.workers import SCRIPT, WorldWorkers, workers_of
 from stores.types import Cause, EpisodeStatus, Task, Trace
 from tests.venvs import make_venv
 from tests.worlds.miniwob.demonstrator import LINE, demonstrate, right_element
@@ -320,7 +320,7 @@ def test_nothing_is_left_of_a_browser_when_its_owner_dies(python: str) -> None:
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert worker.stdin is not None and worker.stdout is not None
     assert json.loads(worker.stdout.readline()) == {"ready": True}
-    request = {"world": 0, "verb": "reset", "given": {"page": "click-test-2", "seed": 0}}
+    request = {"world": 0, "verb": "reset", "argument": {"page": "click-test-2", "seed": 0}}
     worker.stdin.write(json.dumps(request).encode() + b"\n")
     worker.stdin.flush()
     assert "answer" in json.loads(worker.stdout.readline())

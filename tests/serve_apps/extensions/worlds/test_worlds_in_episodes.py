@@ -20,7 +20,7 @@ from serve_apps.episode.demonstrate import demonstrate
 from serve_apps.episode.runner import run_episode
 from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec, Script
-from serve_apps.worlds.workers import workers_of
+from serve_apps.extensions.worlds.workers import workers_of
 from stores.traces.rows import episode_table, traces_of
 from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 

@@ -17,7 +17,7 @@ from waits import until, wait_until
 
 from serve_apps.authoring.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.authoring.environment import Environment
-from serve_apps.worlds.workers import WorldWorkers
+from serve_apps.extensions.worlds.workers import WorldWorkers
 from stores.types import Cause
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
@@ -228,7 +228,7 @@ def test_workers_end_with_the_process_that_has_them_however_it_ends(tmp_path: Pa
     code = f"""
 import asyncio, os, sys
 from serve_apps.authoring.environment import Environment
-from serve_apps.worlds.workers import workers_of
+from serve_apps.extensions.worlds.workers import workers_of
 async def main():
     async with workers_of(Environment("odd_worlds:Starting", paths=({HERE!r},))).session() as world:
         info = (await world.reset({{}}))["info"]

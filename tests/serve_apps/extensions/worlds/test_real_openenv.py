@@ -18,11 +18,11 @@ from waits import wait_until
 from pipelines.examples.household.world import House
 from serve_apps.authoring.agent import ToolFault
 from serve_apps.authoring.environment import Environment
-from serve_apps.worlds.openenv import openenv_session
+from serve_apps.extensions.worlds.openenv import openenv_session
 from tests.servers import free_port
 
 pytestmark = [pytest.mark.nightly, pytest.mark.anyio]
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CAPACITY = 2
 
 

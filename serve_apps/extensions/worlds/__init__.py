@@ -1,0 +1,1 @@
+"""Where worlds live: worker processes, and OpenEnv servers."""
