@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_group import play
+from one_group import play, saying
 
 from serve_apps.authoring.agent import Agent
 from serve_apps.authoring.choices import LABELS, Choice
 from serve_apps.authoring.contracts import Thinking
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.chat.tokenizer import ChatTokenizer
-from serve_apps.config import EpisodeConfig
 from serve_apps.episode.scripted import play_scripted
-from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import Script
 from stores.traces.rows import episode_table, traces_of
 from stores.types import Cause, EpisodeStatus, FinishReason, Task, Trace
@@ -116,13 +114,14 @@ def test_the_prompt_of_a_choice_leaves_room_for_the_question_of_its_message(tiny
             return Outcome(answer=str(reply["message"]))
 
     says = iter(["ask", "what?"])
-    limits = EpisodeConfig(max_attempts=1)
-    trace = play(tiny_model, Long(), TASK, lambda _: next(says), limits=limits, max_model_len=160, max_tokens=30)
+    tokenizer = ChatTokenizer(tiny_model)
+    answering = saying(lambda _: next(says), tokenizer)
+    trace = play(Long(), answering, task=TASK, tokenizer=tokenizer, max_model_len=160, max_tokens=30)
     assert (trace.status, trace.answer) == (EpisodeStatus.OK, "what?"), trace.error
     assert trace.turns[0].cut["notes"] > 0 and len(trace.turns[1].prompt_token_ids) <= 130
 
 
-def test_what_an_offer_was_made_from_is_a_parent(tiny_model: Path) -> None:
+def test_what_an_offer_was_made_from_is_a_parent() -> None:
     class Offering(Routed):
         async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
             named = await agents.solver(message="which?")
@@ -130,8 +129,7 @@ def test_what_an_offer_was_made_from_is_a_parent(tiny_model: Path) -> None:
             return Outcome(answer=str(reply["choice"]))
 
     says = iter(["look", "stop"])
-    limits = EpisodeConfig(max_attempts=1)
-    trace = play(tiny_model, Offering(), TASK, lambda _: next(says), limits=limits, max_model_len=256, max_tokens=30)
+    trace = play(Offering(), saying(lambda _: next(says)), task=TASK)
     assert trace.answer == "stop" and trace.turns[1].parents == (0,)
 
 
@@ -208,17 +206,8 @@ def routed(
     """An episode in which each agent says the next of its texts."""
     left = {name: iter(texts) for name, texts in says.items()}
 
-    def say(call: AgentCall) -> str:
-        return next(left[call.agent])
-
+    tokenizer = ChatTokenizer(folder)
+    answering = saying(lambda call: next(left[call.agent]), tokenizer, allowed_logprobs=logprobs or ())
     return play(
-        folder,
-        Routed(**offered),
-        TASK,
-        say,
-        limits=EpisodeConfig(max_attempts=1),
-        max_model_len=256,
-        max_tokens=30,
-        script=script,
-        allowed_logprobs=logprobs or (),
+        Routed(**offered), answering, task=TASK, tokenizer=tokenizer, max_model_len=256, max_tokens=30, script=script
     )

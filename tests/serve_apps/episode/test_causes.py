@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from one_group import team_in_one_group
+from one_group import TASK, play, saying
 from pair import Pair
 
 from pipelines.credit.math_final_answer import MathFinalAnswer
@@ -18,19 +18,16 @@ from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.causes import CallTimeout, cause_of_delay, cause_of_error
 from serve_apps.episode.replay import ReplayError
-from serve_apps.episode.runner import run_episode
-from serve_apps.episode.scripted import ByteTokenizer, play_scripted
-from serve_apps.episode.team import AgentCall
+from serve_apps.episode.scripted import play_scripted
+from serve_apps.episode.team import AgentCall, Complete
 from serve_apps.episode_clock import current_clock
-from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.program.conversations import CONVERSATIONS
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
-from stores.types import Cause, Completion, FinishReason, Purpose, Task, Trace
+from stores.types import Cause, Completion, Task, Trace
 
 pytestmark = pytest.mark.fast
 
-TASK = Task(task_id="t", prompt="3 * 4", answers=("12",))
 QUICK = EpisodeConfig(turn_timeout_s=5, episode_timeout_s=0.2, max_attempts=1)
 
 
@@ -162,25 +159,12 @@ def test_a_tool_that_raises_or_is_late_is_the_policys_where_its_text_can_make_it
     assert (trace.status, trace.stop_reason, trace.cause) == ("tool_error", stop_reason, cause)
 
 
-def play(workflow: Workflow, complete: Callable[[AgentCall], Any], limits: EpisodeConfig = QUICK) -> Trace:
-    team = team_in_one_group(workflow, ByteTokenizer(), max_model_len=4096, max_tokens=32)
-    spec = EpisodeSpec(
-        run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="team", task=TASK, episode_index=0, run_seed=0
-    )
-    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
+def answers(*, seconds: float = 0.0, num_attempts: int = 1) -> Complete:
+    said = saying(lambda call: "hm", num_attempts=num_attempts)
 
-
-def answers(text: str = "hm", *, seconds: float = 0.0, num_attempts: int = 1) -> Callable[[AgentCall], Any]:
     async def complete(call: AgentCall) -> Completion:
         await asyncio.sleep(seconds)
-        ids = ByteTokenizer().encode_completion(text)
-        return Completion(
-            token_ids=ids,
-            logprobs=[0.0] * len(ids),
-            finish_reason=FinishReason.STOP,
-            policy_version=0,
-            num_attempts=num_attempts,
-        )
+        return await said(call)
 
     return complete
 
@@ -219,9 +203,9 @@ async def hang(at: Any) -> Outcome:
     ],
 )
 def test_a_deadline_is_the_infrastructures_only_where_most_of_the_time_was_spent_waiting_for_it(
-    workflow: Workflow, complete: Callable[[AgentCall], Any], limits: dict[str, float], cause: str
+    workflow: Workflow, complete: Complete, limits: dict[str, float], cause: str
 ) -> None:
-    trace = play(workflow, complete, QUICK.model_copy(update=limits))
+    trace = play(workflow, complete, limits=QUICK.model_copy(update=limits))
     assert (trace.status, trace.cause) == ("timeout", cause), trace.error
 
 
@@ -232,7 +216,7 @@ def test_half_of_the_time_decides(waited_s: float, num_turns: int, cause: str) -
     assert cause_of_delay(seconds=10, waited_s=waited_s, num_turns=num_turns) == cause
 
 
-def queued(seconds: float, complete: Callable[[AgentCall], Any]) -> Callable[[AgentCall], Any]:
+def queued(seconds: float, complete: Complete) -> Complete:
     """`complete` after a wait for an engine, as `ServeClient` has its calls wait."""
 
     async def wait_first(call: AgentCall) -> Completion:
@@ -248,12 +232,12 @@ def queued(seconds: float, complete: Callable[[AgentCall], Any]) -> Callable[[Ag
 
 def test_a_place_in_a_queue_uses_up_neither_the_turns_time_nor_the_episodes() -> None:
     limits = EpisodeConfig(turn_timeout_s=0.05, episode_timeout_s=0.1, max_attempts=1)
-    trace = play(Runs(wait), queued(0.12, answers()), limits)
+    trace = play(Runs(wait), queued(0.12, answers()), limits=limits)
     assert (trace.status, trace.cause) == ("ok", Cause.NONE) and trace.duration_s > 0.2
 
 
 def test_a_policy_that_uses_up_its_time_is_not_excused_by_a_queue_before() -> None:
-    trace = play(Runs(go_on), queued(0.15, answers(seconds=0.15)))
+    trace = play(Runs(go_on), queued(0.15, answers(seconds=0.15)), limits=QUICK)
     assert (trace.status, trace.cause) == ("timeout", "policy")
 
 
@@ -264,7 +248,7 @@ def test_what_the_infrastructure_caused_is_repeated_and_what_the_policy_caused_i
         seen.append(call.agent)
         raise CallTimeout("late") if len(seen) == 1 else KeyError("x")
 
-    trace = play(Runs(sleep), complete, EpisodeConfig(max_attempts=5))
+    trace = play(Runs(sleep), complete, limits=EpisodeConfig(max_attempts=5))
     assert (len(seen), trace.attempt, trace.cause) == (2, 2, "author"), "no turn was answered"
 
 

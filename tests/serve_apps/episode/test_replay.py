@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import one_group
 import pytest
-from one_group import team_in_one_group
+from one_group import saying
 
 from serve_apps.authoring.agent import Agent, Tool, ToolFault
 from serve_apps.authoring.contracts import Tags
 from serve_apps.authoring.workflow import Outcome, Workflow, together
-from serve_apps.chat.tokenizer import ChatTokenizer
-from serve_apps.config import EpisodeConfig
-from serve_apps.episode.runner import run_episode
 from serve_apps.episode.team import AgentCall
-from serve_apps.episode_spec import EpisodeSpec, Script
-from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+from serve_apps.episode_spec import Script
+from stores.types import Completion, EpisodeStatus, Task, Trace
 
 pytestmark = pytest.mark.fast
 
-LIMITS = EpisodeConfig(turn_timeout_s=5, episode_timeout_s=10, max_attempts=2)
+INK = Task(task_id="t", prompt="ink", answers=())
 looked_up: list[str] = []
 
 
@@ -60,52 +57,31 @@ class Editors(Workflow):
 
 
 def play(
-    folder: Path,
-    says: Callable[[AgentCall], str],
+    word: str,
     *,
     script: Script | None = None,
     calls: list[AgentCall] | None = None,
     tools: Mapping[str, Tool] | None = None,
 ) -> Trace:
-    tokenizer, workflow = ChatTokenizer(folder), Editors()
+    """Every agent says the word. Args: calls: takes what the engine was asked."""
+    workflow = Editors()
     if tools is not None:
         workflow.tools = tools
 
-    async def complete(call: AgentCall) -> Completion:
+    def says(call: AgentCall) -> str:
         if calls is not None:
             calls.append(call)
-        ids = tokenizer.encode_completion(says(call))
-        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
+        return f"<TEXT>{word}</TEXT>"
 
-    return run(workflow, tokenizer, complete, script)
-
-
-def run(
-    workflow: Workflow,
-    tokenizer: ChatTokenizer,
-    complete: Callable[[AgentCall], Awaitable[Completion]],
-    script: Script | None,
-) -> Trace:
-    team = team_in_one_group(workflow, tokenizer, max_model_len=256, max_tokens=32, version=3)
-    spec = EpisodeSpec(
-        run_id="r",
-        iteration=1,
-        purpose=Purpose.TRAIN,
-        team_key="team",
-        task=Task(task_id="t", prompt="ink", answers=()),
-        episode_index=0,
-        run_seed=0,
-        script=script,
-    )
-    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=LIMITS))
+    return one_group.play(workflow, saying(says), task=INK, script=script)
 
 
-def test_a_counterfactual_asks_the_engine_from_the_changed_turn_on_only(tiny_model: Path) -> None:
+def test_a_counterfactual_asks_the_engine_from_the_changed_turn_on_only() -> None:
     looked_up.clear()
-    base = play(tiny_model, lambda call: "<TEXT>old</TEXT>")
+    base = play("old")
     calls: list[AgentCall] = []
     script = Script(kind="counterfactual", agent="writer", base=base, changed_at=2)
-    other = play(tiny_model, lambda call: "<TEXT>new</TEXT>", script=script, calls=calls)
+    other = play("new", script=script, calls=calls)
     assert [call.agent for call in calls] == ["writer", "judge"], "the first draft is replayed"
     assert [t.turn_index for t in other.turns] == [t.turn_index for t in base.turns] == [0, 2, 4]
     first, again = base.turns[0], other.turns[0]
@@ -119,29 +95,29 @@ def test_a_counterfactual_asks_the_engine_from_the_changed_turn_on_only(tiny_mod
     assert other.episode_id != base.episode_id and other.group_id != base.group_id
 
 
-def test_an_agent_that_is_left_out_says_nothing_and_the_others_play_on(tiny_model: Path) -> None:
-    base = play(tiny_model, lambda call: "<TEXT>old</TEXT>")
+def test_an_agent_that_is_left_out_says_nothing_and_the_others_play_on() -> None:
+    base = play("old")
     calls: list[AgentCall] = []
     script = Script(kind="without", agent="writer", base=base, changed_at=0)
-    other = play(tiny_model, lambda call: "<TEXT>new</TEXT>", script=script, calls=calls)
+    other = play("new", script=script, calls=calls)
     assert [call.agent for call in calls] == ["judge"]
     assert [len(turn.completion_token_ids) for turn in other.turns[:2]] == [0, 0]
     assert (other.status, other.answer, other.variant) == (EpisodeStatus.OK, "new", "without-writer")
 
 
-def test_a_greedy_episode_is_sampled_without_chance(tiny_model: Path) -> None:
+def test_a_greedy_episode_is_sampled_without_chance() -> None:
     calls: list[AgentCall] = []
-    trace = play(tiny_model, lambda call: "<TEXT>new</TEXT>", script=Script(kind="greedy"), calls=calls)
+    trace = play("new", script=Script(kind="greedy"), calls=calls)
     assert {call.request.sampling.temperature for call in calls} == {0.0}
     assert {turn.sampling.temperature for turn in trace.turns} == {0.0} and trace.variant == "greedy"
 
 
-def test_a_workflow_that_asks_something_else_has_gone_astray(tiny_model: Path) -> None:
+def test_a_workflow_that_asks_something_else_has_gone_astray() -> None:
     looked_up.clear()
-    base = play(tiny_model, lambda call: "<TEXT>old</TEXT>")
+    base = play("old")
     astray = Trace(**{name: getattr(base, name) for name in Trace.__dataclass_fields__} | {"tool_calls": ()})
     script = Script(kind="counterfactual", agent="judge", base=astray, changed_at=4)
-    other = play(tiny_model, lambda call: "<TEXT>new</TEXT>", script=script)
+    other = play("new", script=script)
     assert other.status is EpisodeStatus.AGENT_ERROR
     assert "turn 2 of 'writer' has another prompt" in other.error
 
@@ -163,33 +139,31 @@ class Branches(Workflow):
         return Outcome(answer=" ".join(answers))
 
 
-def play_branches(folder: Path, *, is_slow: bool, script: Script | None = None) -> Trace:
+def play_branches(*, is_slow: bool, script: Script | None = None) -> Trace:
     """Plays them; in the record the first branch is slower."""
-    tokenizer = ChatTokenizer(folder)
+
+    def says(call: AgentCall) -> str:
+        if call.agent == "solver":
+            return f"<TEXT>{call.inputs['way'][:3]}</TEXT>"
+        return f"<TEXT>{'old' if is_slow else 'new'} {call.inputs['draft']}</TEXT>"
 
     async def complete(call: AgentCall) -> Completion:
         if is_slow and call.inputs.get("way", "").startswith("one"):
             await asyncio.sleep(0.2)
-        text = (
-            call.inputs["way"][:3]
-            if call.agent == "solver"
-            else f"{'old' if is_slow else 'new'} {call.inputs['draft']}"
-        )
-        ids = tokenizer.encode_completion(f"<TEXT>{text}</TEXT>")
-        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
+        return await saying(says)(call)
 
-    return run(Branches(), tokenizer, complete, script)
+    return one_group.play(Branches(), complete, task=INK, script=script)
 
 
-def test_branches_that_come_in_another_order_are_those_of_the_record(tiny_model: Path) -> None:
+def test_branches_that_come_in_another_order_are_those_of_the_record() -> None:
     SEARCH_IS_DOWN.set()
-    base = play_branches(tiny_model, is_slow=True)
+    base = play_branches(is_slow=True)
     drafts = [turn.prompt_text for turn in base.turns if turn.agent == "verifier"]
     assert drafts == ["Check two", "Check one"] and "nothing found" in base.turns[0].prompt_text
     SEARCH_IS_DOWN.clear()  # what failed in the record fails again
     for changed in (turn for turn in base.turns if turn.agent == "verifier"):
         script = Script(kind="counterfactual", agent="verifier", base=base, changed_at=changed.turn_index)
-        other = play_branches(tiny_model, is_slow=False, script=script)
+        other = play_branches(is_slow=False, script=script)
         assert (other.status, other.error) == (EpisodeStatus.OK, "")
         texts = {turn.round_index: turn for turn in other.turns if turn.agent == "verifier"}
         same = texts[changed.round_index]
@@ -197,11 +171,11 @@ def test_branches_that_come_in_another_order_are_those_of_the_record(tiny_model:
         assert same.completion_text.startswith("<TEXT>new")
 
 
-def test_a_tool_that_remembers_is_refused_where_an_episode_is_played_again(tiny_model: Path) -> None:
-    base = play(tiny_model, lambda call: "<TEXT>old</TEXT>")
+def test_a_tool_that_remembers_is_refused_where_an_episode_is_played_again() -> None:
+    base = play("old")
     remembering = {"look_up": replace(Editors.tools["look_up"], is_stateful=True)}
     for kind, status in (("counterfactual", EpisodeStatus.AGENT_ERROR), ("greedy", EpisodeStatus.OK)):
         script = Script(kind=kind, agent="writer", base=None if kind == "greedy" else base, changed_at=2)
-        other = play(tiny_model, lambda call: "<TEXT>new</TEXT>", script=script, tools=remembering)
+        other = play("new", script=script, tools=remembering)
         assert other.status is status
         assert ("tool 'look_up' remembers its calls" in other.error) == (status is EpisodeStatus.AGENT_ERROR)

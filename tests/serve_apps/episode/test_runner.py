@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import one_group
 import pytest
-from one_group import team_in_one_group
+from one_group import saying, start
 from pair import Pair
 from waits import until
 
@@ -17,18 +19,15 @@ from serve_apps.authoring.agent import Agent, Tool, ToolError, count_attempt
 from serve_apps.authoring.workflow import Outcome, Workflow, together
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.runner import run_episode
 from serve_apps.episode.scripted import play_saying
 from serve_apps.episode.team import AgentCall
-from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError
 from stores.traces.rows import episode_table, traces_of
-from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+from stores.types import EpisodeStatus, FinishReason, Task, Trace
 
 pytestmark = pytest.mark.fast
 
 LIMITS = EpisodeConfig(turn_timeout_s=5, episode_timeout_s=10, max_attempts=3)
-Answers = Callable[[AgentCall], Awaitable[str]]
 
 
 async def _double(number: str) -> str:
@@ -86,43 +85,26 @@ class Cancels(Workflow):
         return Outcome(answer=(await draft)["text"])
 
 
-def play(workflow: Workflow, folder: Path, says: Callable[[AgentCall], str], **settings: Any) -> Trace:
-    return asyncio.run(start(workflow, folder, says, **settings))
+def one(call: AgentCall) -> str:
+    return "<ANSWER>1</ANSWER>"
 
 
-async def start(
+def play(
     workflow: Workflow,
-    folder: Path,
-    says: Callable[[AgentCall], str],
+    says: Callable[[AgentCall], str] = one,
     *,
     limits: EpisodeConfig = LIMITS,
-    finish: FinishReason = FinishReason.STOP,
-    max_model_len: int = 256,
-    max_tokens: int = 32,
-    index: int = 0,
-    version: Callable[[AgentCall], int] = lambda call: 3,
+    answer: Mapping[str, Any] = MappingProxyType({}),
+    **settings: Any,
 ) -> Trace:
-    tokenizer = ChatTokenizer(folder)
-
-    async def complete(call: AgentCall) -> Completion:
-        ids = tokenizer.encode_completion(says(call))
-        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=finish, policy_version=version(call))
-
-    team = team_in_one_group(workflow, tokenizer, max_model_len=max_model_len, max_tokens=max_tokens, version=3)
-    spec = EpisodeSpec(
-        run_id="r",
-        iteration=1,
-        purpose=Purpose.TRAIN,
-        team_key="team",
-        task=Task(task_id="t", prompt="3 * 4", answers=("12",)),
-        episode_index=index,
-        run_seed=0,
+    """Args: answer: see `saying`."""
+    return one_group.play(
+        workflow, saying(says, **answer), limits=limits, **({"max_model_len": 256, "max_tokens": 32} | settings)
     )
-    return await run_episode(spec, team=team, complete=complete, limits=limits)
 
 
-def test_turns_and_tool_calls_are_recorded_with_what_they_read_from(tiny_model: Path) -> None:
-    trace = play(PAIR, tiny_model, lambda call: "<ANSWER>12</ANSWER>")
+def test_turns_and_tool_calls_are_recorded_with_what_they_read_from() -> None:
+    trace = play(PAIR, lambda call: "<ANSWER>12</ANSWER>")
     assert (trace.status, trace.answer) == (EpisodeStatus.OK, "12")
     writer, reader = trace.turns
     assert [t.turn_index for t in trace.turns] == [0, 2]
@@ -133,15 +115,16 @@ def test_turns_and_tool_calls_are_recorded_with_what_they_read_from(tiny_model: 
 
 def test_a_turn_is_token_exact(tiny_model: Path) -> None:
     tokenizer = ChatTokenizer(tiny_model)
-    turn = play(PAIR, tiny_model, lambda call: "<ANSWER>12</ANSWER>").turns[0]
+    says = saying(lambda call: "<ANSWER>12</ANSWER>", tokenizer)
+    turn = one_group.play(PAIR, says, tokenizer=tokenizer, max_model_len=256).turns[0]
     assert list(turn.prompt_token_ids) == tokenizer.encode_chat([{"role": "user", "content": "Compute 3 * 4"}])
     assert turn.completion_token_ids[-1] == tokenizer.eos_id
     assert turn.completion_text == "<ANSWER>12</ANSWER>"
     assert len(turn.rollout_logprobs) == len(turn.completion_token_ids)
 
 
-def test_the_same_episode_has_the_same_key_and_seeds_and_another_index_has_others(tiny_model: Path) -> None:
-    one, again, other = (play(PAIR, tiny_model, lambda call: "<ANSWER>1</ANSWER>", index=i) for i in (0, 0, 1))
+def test_the_same_episode_has_the_same_key_and_seeds_and_another_index_has_others() -> None:
+    one, again, other = (play(PAIR, index=i) for i in (0, 0, 1))
     assert (one.episode_id, one.turns[1].seed) == (again.episode_id, again.turns[1].seed)
     assert one.episode_id != other.episode_id
     assert one.turns[0].seed != other.turns[0].seed
@@ -149,8 +132,8 @@ def test_the_same_episode_has_the_same_key_and_seeds_and_another_index_has_other
     assert one.group_id == other.group_id
 
 
-def test_a_workflow_that_raises_is_an_agent_error_and_keeps_its_turns(tiny_model: Path) -> None:
-    trace = play(Broken(), tiny_model, lambda call: "hm")
+def test_a_workflow_that_raises_is_an_agent_error_and_keeps_its_turns() -> None:
+    trace = play(Broken(), lambda call: "hm")
     assert trace.status is EpisodeStatus.AGENT_ERROR
     assert "no such field" in trace.error
     assert len(trace.turns) == 1
@@ -164,28 +147,28 @@ def test_a_workflow_that_raises_is_an_agent_error_and_keeps_its_turns(tiny_model
         (SystemExit(3), "SystemExit: 3"),
     ],
 )
-def test_an_outcome_that_is_none_is_an_agent_error(tiny_model: Path, returned: Any, said: str) -> None:
-    trace = play(Returns(returned), tiny_model, lambda call: "hm")
+def test_an_outcome_that_is_none_is_an_agent_error(returned: Any, said: str) -> None:
+    trace = play(Returns(returned), lambda call: "hm")
     assert trace.status is EpisodeStatus.AGENT_ERROR
     assert said in trace.error
 
 
-def test_an_outcome_is_stored_whatever_its_values_are(tiny_model: Path) -> None:
+def test_an_outcome_is_stored_whatever_its_values_are() -> None:
     metadata = {"votes": {(1, 2): 3}, "text": "half a pair \ud83d"}
-    trace = play(Returns(Outcome(answer=12, stop_reason=7, metadata=metadata)), tiny_model, lambda call: "hm")
+    trace = play(Returns(Outcome(answer=12, stop_reason=7, metadata=metadata)), lambda call: "hm")
     assert (trace.status, trace.answer, trace.stop_reason) == (EpisodeStatus.OK, "12", "7")
     (stored,) = traces_of(episode_table([trace]).to_batches()[0])
     assert stored.outcome_metadata == {"votes": "{(1, 2): 3}", "text": repr("half a pair \ud83d")}
 
 
-def test_a_task_that_the_workflow_cancelled_is_its_error_and_a_cancelled_episode_is_none(tiny_model: Path) -> None:
-    trace = play(Cancels(), tiny_model, lambda call: "hm")
+def test_a_task_that_the_workflow_cancelled_is_its_error_and_a_cancelled_episode_is_none() -> None:
+    trace = play(Cancels(), lambda call: "hm")
     assert trace.status is EpisodeStatus.AGENT_ERROR
     assert "a task that it had cancelled itself" in trace.error
 
     async def cancelled() -> None:
         asked: list[AgentCall] = []
-        episode = asyncio.ensure_future(start(Slow(), tiny_model, lambda call: asked.append(call) or "hm"))
+        episode = asyncio.ensure_future(start(Slow(), saying(lambda call: asked.append(call) or "hm")))
         await until(lambda: asked)
         episode.cancel()
         await episode
@@ -194,33 +177,33 @@ def test_a_task_that_the_workflow_cancelled_is_its_error_and_a_cancelled_episode
         asyncio.run(cancelled())
 
 
-def test_a_tool_that_fails_is_a_tool_error(tiny_model: Path) -> None:
-    trace = play(PAIR, tiny_model, lambda call: "<ANSWER>0</ANSWER>")
+def test_a_tool_that_fails_is_a_tool_error() -> None:
+    trace = play(PAIR, lambda call: "<ANSWER>0</ANSWER>")
     assert trace.status is EpisodeStatus.TOOL_ERROR
     assert trace.tool_calls[0].error == "zero is not allowed"
 
 
-def test_a_tool_that_gets_nonsense_is_a_tool_error(tiny_model: Path) -> None:
-    trace = play(PAIR, tiny_model, lambda call: "<ANSWER>twelve</ANSWER>")
+def test_a_tool_that_gets_nonsense_is_a_tool_error() -> None:
+    trace = play(PAIR, lambda call: "<ANSWER>twelve</ANSWER>")
     assert trace.status is EpisodeStatus.TOOL_ERROR
     assert "invalid literal" in trace.error
 
 
-def test_an_episode_without_end_is_a_timeout(tiny_model: Path) -> None:
+def test_an_episode_without_end_is_a_timeout() -> None:
     limits = EpisodeConfig(turn_timeout_s=1, episode_timeout_s=2)
-    trace = play(Slow(), tiny_model, lambda call: "hm", limits=limits)
+    trace = play(Slow(), lambda call: "hm", limits=limits)
     assert trace.status is EpisodeStatus.TIMEOUT
     assert "1 turns done" in trace.error
 
 
-def test_a_cut_completion_makes_the_episode_truncated_and_the_turn_a_format_fault(tiny_model: Path) -> None:
-    trace = play(PAIR, tiny_model, lambda call: "<ANSWER>1</ANSWER>", finish=FinishReason.LENGTH)
+def test_a_cut_completion_makes_the_episode_truncated_and_the_turn_a_format_fault() -> None:
+    trace = play(PAIR, answer={"finish_reason": FinishReason.LENGTH})
     assert trace.status is EpisodeStatus.TRUNCATED
     assert not trace.turns[0].is_format_ok
 
 
-def test_a_prompt_longer_than_the_context_is_a_typed_stop(tiny_model: Path) -> None:
-    trace = play(PAIR, tiny_model, lambda call: "<ANSWER>1</ANSWER>", max_model_len=8)
+def test_a_prompt_longer_than_the_context_is_a_typed_stop() -> None:
+    trace = play(PAIR, max_model_len=8)
     assert (trace.status, trace.stop_reason) == (EpisodeStatus.TRUNCATED, "context_exhausted")
     assert "the context holds 8" in trace.error
 
@@ -235,8 +218,8 @@ class Reads(Workflow):
         return Outcome(answer=reply.text)
 
 
-def test_what_was_cut_from_a_prompt_is_in_the_stored_turn(tiny_model: Path) -> None:
-    trace = play(Reads(), tiny_model, lambda call: "12", max_model_len=128)
+def test_what_was_cut_from_a_prompt_is_in_the_stored_turn() -> None:
+    trace = play(Reads(), lambda call: "12", max_model_len=128)
     (turn,) = trace.turns
     assert turn.prompt_text.startswith("Read red") and turn.prompt_text.endswith("and answer 3 * 4")
     assert turn.cut["found"] > 1000
@@ -244,8 +227,8 @@ def test_what_was_cut_from_a_prompt_is_in_the_stored_turn(tiny_model: Path) -> N
     assert stored.turns[0].cut == turn.cut
 
 
-def test_an_agent_that_may_fill_the_context_leaves_half_of_it_to_the_prompt(tiny_model: Path) -> None:
-    trace = play(Reads(), tiny_model, lambda call: "12", max_model_len=128, max_tokens=512)
+def test_an_agent_that_may_fill_the_context_leaves_half_of_it_to_the_prompt() -> None:
+    trace = play(Reads(), lambda call: "12", max_model_len=128, max_tokens=512)
     (turn,) = trace.turns
     assert "red" in turn.prompt_text and len(turn.prompt_token_ids) <= 64
 
@@ -275,8 +258,8 @@ class Waits(Workflow):
         return Outcome(answer=value)
 
 
-def test_a_tools_attempts_and_a_call_that_was_given_up_are_recorded(tiny_model: Path) -> None:
-    trace = play(Waits(), tiny_model, lambda call: "12")
+def test_a_tools_attempts_and_a_call_that_was_given_up_are_recorded() -> None:
+    trace = play(Waits(), lambda call: "12")
     assert (trace.status, trace.answer) == (EpisodeStatus.OK, "third time")
     assert [(c.tool, c.num_attempts) for c in trace.tool_calls] == [("again", 3), ("slow", 1)]
     assert trace.tool_calls[1].error.startswith("given up after ")
@@ -296,9 +279,9 @@ class SideBySide(Workflow):
         return Outcome(answer="")
 
 
-def test_seeds_do_not_depend_on_who_came_first(tiny_model: Path) -> None:
+def test_seeds_do_not_depend_on_who_came_first() -> None:
     seeds = [
-        {t.agent: t.seed for t in play(SideBySide(*names), tiny_model, lambda call: "12").turns}
+        {t.agent: t.seed for t in play(SideBySide(*names), lambda call: "12").turns}
         for names in (("one", "other"), ("other", "one"))
     ]
     assert seeds[0] == seeds[1] and len({*seeds[0].values()}) == 2
@@ -321,7 +304,7 @@ def test_calls_of_one_agent_side_by_side_are_numbered_in_their_order_however_lon
     assert [turn.round_index for turn in turns] == [0, 1, 2]
 
 
-def test_an_infrastructure_failure_is_an_attempt_with_the_same_seed(tiny_model: Path) -> None:
+def test_an_infrastructure_failure_is_an_attempt_with_the_same_seed() -> None:
     seeds: list[int] = []
 
     def says(call: AgentCall) -> str:
@@ -330,31 +313,31 @@ def test_an_infrastructure_failure_is_an_attempt_with_the_same_seed(tiny_model: 
             raise PolicyCallError("replica died")
         return "<ANSWER>1</ANSWER>"
 
-    trace = play(PAIR, tiny_model, says)
+    trace = play(PAIR, says)
     assert (trace.status, trace.attempt) == (EpisodeStatus.OK, 2)
     assert seeds[0] == seeds[1]
 
 
-def test_an_infrastructure_failure_that_stays_is_recorded_as_such(tiny_model: Path) -> None:
+def test_an_infrastructure_failure_that_stays_is_recorded_as_such() -> None:
     def says(call: AgentCall) -> str:
         raise PolicyCallError("replica died")
 
-    trace = play(PAIR, tiny_model, says)
+    trace = play(PAIR, says)
     assert (trace.status, trace.attempt, trace.turns) == (EpisodeStatus.INFRA_ERROR, 3, ())
 
 
 @pytest.mark.parametrize("version", [lambda call: len(call.inputs) + 2, lambda call: 0], ids=["second turn", "all"])
 def test_an_episode_that_another_version_acted_in_is_an_infrastructure_failure_and_marked(
-    tiny_model: Path, version: Callable[[AgentCall], int]
+    version: Callable[[AgentCall], int],
 ) -> None:
-    trace = play(PAIR, tiny_model, lambda call: "<ANSWER>1</ANSWER>", version=version)
+    trace = play(PAIR, answer={"version": version})
     assert (trace.status, trace.attempt, trace.is_version_mixed) == (EpisodeStatus.INFRA_ERROR, 3, True)
     assert f"version {trace.turns[-1].policy_version} of model group 'g' answered, 3 should act" in trace.error
 
 
-def test_an_episode_is_repeated_where_a_replica_with_another_version_answered_once(tiny_model: Path) -> None:
+def test_an_episode_is_repeated_where_a_replica_with_another_version_answered_once() -> None:
     answered = iter([0, 3, 3])
-    trace = play(PAIR, tiny_model, lambda call: "<ANSWER>1</ANSWER>", version=lambda call: next(answered))
+    trace = play(PAIR, answer={"version": lambda call: next(answered)})
     assert (trace.status, trace.attempt, trace.is_version_mixed) == (EpisodeStatus.OK, 2, False)
     assert [turn.policy_version for turn in trace.turns] == [3, 3]
 

@@ -8,21 +8,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import one_group
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_group import team_in_one_group
 
 from serve_apps.authoring.agent import Tool, ToolFault
-from serve_apps.config import EpisodeConfig
-from serve_apps.episode.runner import run_episode
-from serve_apps.episode.scripted import ByteTokenizer, play_scripted
+from serve_apps.episode.scripted import play_scripted
 from serve_apps.episode.team import AgentCall
-from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.extensions.graphs.declared import Declared
 from serve_apps.extensions.graphs.expressions import parse_expression
 from serve_apps.extensions.graphs.graph import load_graph
-from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task
+from stores.types import Cause, Completion, EpisodeStatus, Task
 from tests.serve_apps.plays import agents_of, play
 
 pytestmark = pytest.mark.fast
@@ -333,8 +330,7 @@ def test_a_node_that_takes_too_long_is_named_and_its_call_recorded(
 def test_an_engine_that_does_not_answer_is_no_failure_of_the_policy(tmp_path: Path) -> None:
     async def complete(call: AgentCall) -> Completion:
         await asyncio.sleep(0.5 if call.agent == "one" else 30)
-        ids = call.written("so", ByteTokenizer())
-        return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
+        return await one_group.saying(lambda _: "so")(call)
 
     graph = """\
 nodes:
@@ -346,11 +342,7 @@ end: [two]
 answer: "{two.text}"
 """
     workflow = Declared(written(tmp_path, graph))
-    team = team_in_one_group(workflow, ByteTokenizer(), max_model_len=256, max_tokens=32, version=3)
-    spec = EpisodeSpec(
-        run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="team", task=QUESTION, episode_index=0, run_seed=0
-    )
-    trace = asyncio.run(run_episode(spec, team=team, complete=complete, limits=EpisodeConfig(max_attempts=1)))
+    trace = one_group.play(workflow, complete, task=QUESTION)
     assert (trace.cause, trace.error) == (Cause.INFRASTRUCTURE, "node two: no answer after 0.2 s")
     assert not trace.is_outcome
 

@@ -7,28 +7,25 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from one_group import saying, start
 
 from pipelines.runners.validate import check_tools
 from serve_apps.authoring.agent import Agent, Tool, ToolError, ToolFault
 from serve_apps.authoring.workflow import Outcome, Workflow
-from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.runner import run_episode
-from serve_apps.episode.team import ActingTeam, AgentCall
-from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.extensions.graphs.declared import Declared
 from serve_apps.extensions.mcp_tools.mcp_server import McpServer
 from serve_apps.extensions.mcp_tools.mcp_session import Session
 from serve_apps.extensions.mcp_tools.mcp_tools import mcp_tool
 from serve_apps.process_log import TAIL
 from stores.traces.rows import episode_table, traces_of
-from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+from stores.types import Cause, EpisodeStatus, Task, Trace
 
 pytestmark = [pytest.mark.nightly, pytest.mark.anyio]
 
@@ -54,44 +51,18 @@ class Scene(Workflow):
         return Outcome(answer=" ".join(said))
 
 
-Play = Callable[..., Awaitable[Trace]]
-
-
-@pytest.fixture
-def played(tiny_model: Path) -> Play:
+async def played(workflow: Workflow, *calls: tuple[str, dict[str, Any]], attempts: int = 1) -> Trace:
     """Plays an episode of a workflow whose task is to make these calls."""
-    tokenizer = ChatTokenizer(tiny_model)
-
-    async def complete(call: AgentCall) -> Completion:
-        ids = tokenizer.encode_completion("go")
-        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
-
-    async def play(workflow: Workflow, *calls: tuple[str, dict[str, Any]], attempts: int = 1) -> Trace:
-        team = ActingTeam(
-            workflow=workflow,
-            workflow_path="test:Scene",
-            group_of={"chooser": "g"},
-            tokenizers={"g": tokenizer},
-            max_model_len={"g": 256},
-            sampling={name: agent.sampling for name, agent in workflow.agents.items()},
-            policy_versions={"g": 3},
-            team_key="t",
-        )
-        task = Task(task_id="t1", prompt="p", answers=(), source="s", metadata={"calls": calls})
-        spec = EpisodeSpec(
-            run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="t", task=task, episode_index=0, run_seed=5
-        )
-        limits = EpisodeConfig(turn_timeout_s=60, episode_timeout_s=60, max_attempts=attempts)
-        trace = await run_episode(spec, team=team, complete=complete, limits=limits)
-        (stored,) = traces_of(episode_table([trace]).to_batches()[0])
-        assert [call.version for call in stored.tool_calls] == [call.version for call in trace.tool_calls]
-        return trace
-
-    return play
+    task = Task(task_id="t1", prompt="p", answers=(), source="s", metadata={"calls": calls})
+    limits = EpisodeConfig(turn_timeout_s=60, episode_timeout_s=60, max_attempts=attempts)
+    trace = await start(workflow, saying(lambda call: "go"), task=task, limits=limits)
+    (stored,) = traces_of(episode_table([trace]).to_batches()[0])
+    assert [call.version for call in stored.tool_calls] == [call.version for call in trace.tool_calls]
+    return trace
 
 
 @pytest.mark.test
-async def test_a_tool_answers_and_its_call_is_recorded_with_what_answered(played: Play) -> None:
+async def test_a_tool_answers_and_its_call_is_recorded_with_what_answered() -> None:
     trace = await played(Scene({"add": tool("add")}), ("add", {"a": 2, "b": 3}))
     (call,) = trace.tool_calls
     assert (trace.status, trace.answer, call.response, call.error) == (EpisodeStatus.OK, "5", "5", "")
@@ -99,7 +70,7 @@ async def test_a_tool_answers_and_its_call_is_recorded_with_what_answered(played
 
 
 @pytest.mark.test
-async def test_a_file_in_an_answer_is_given_to_the_workflow(played: Play) -> None:
+async def test_a_file_in_an_answer_is_given_to_the_workflow() -> None:
     trace = await played(Scene({"download": tool("download")}), ("download", {"name": "moon"}))
     text = "downloaded 1 file\n[resource file:///moon]\nThe moon is far.\n[resource_link file:///moon.pdf: as a PDF]"
     assert (trace.answer, trace.tool_calls[0].response) == (text, text)
@@ -113,16 +84,14 @@ async def test_a_file_in_an_answer_is_given_to_the_workflow(played: Play) -> Non
         (("fail", {"why": "no such planet"}), "Error executing tool fail"),
     ],
 )
-async def test_what_the_arguments_caused_is_the_policys(
-    played: Play, call: tuple[str, dict[str, Any]], said: str
-) -> None:
+async def test_what_the_arguments_caused_is_the_policys(call: tuple[str, dict[str, Any]], said: str) -> None:
     trace = await played(Scene({"add": tool("add"), "fail": tool("fail")}), call, attempts=3)
     assert (trace.status, trace.cause, trace.attempt) == (EpisodeStatus.TOOL_ERROR, Cause.POLICY, 1)
     assert said in trace.error
 
 
 @pytest.mark.test
-async def test_a_server_that_is_killed_in_mid_episode_is_infrastructure_and_starts_again(played: Play) -> None:
+async def test_a_server_that_is_killed_in_mid_episode_is_infrastructure_and_starts_again() -> None:
     tools = {name: tool(name) for name in ("pid", "die", "remember")}
     first = await played(Scene(tools), ("pid", {}))
     lost = await played(Scene(tools), ("pid", {}), ("die", {}), attempts=2)
@@ -138,13 +107,13 @@ async def test_a_server_that_is_killed_in_mid_episode_is_infrastructure_and_star
     assert after.status is EpisodeStatus.OK and after.answer not in (first.answer, again.answer)
 
 
-async def test_a_policy_that_can_bring_a_server_down_pays_for_it(played: Play) -> None:
+async def test_a_policy_that_can_bring_a_server_down_pays_for_it() -> None:
     crashing = tool("die", more={"timeout_cause": Cause.POLICY})
     trace = await played(Scene({"die": crashing}), ("die", {}), attempts=3)
     assert (trace.cause, trace.attempt) == (Cause.POLICY, 1)
 
 
-async def test_episodes_share_a_session_or_have_their_own_which_ends_with_them(played: Play) -> None:
+async def test_episodes_share_a_session_or_have_their_own_which_ends_with_them() -> None:
     shared = Scene({"remember": tool("remember"), "pid": tool("pid")})
     assert [(await played(shared, ("remember", {"text": "x"}))).answer for _ in range(2)] == ["1", "2"]
     own = Scene({name: tool(name, session="episode") for name in ("remember", "pid")})
@@ -162,7 +131,7 @@ async def test_episodes_share_a_session_or_have_their_own_which_ends_with_them(p
 
 
 async def test_a_tool_whose_schema_changes_between_episodes_is_said_and_stored(
-    played: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "changed"
     add = mcp_tool("add", {"command": [*COMMAND, str(file)], "folder": FOLDER, "session": "episode"})
@@ -175,7 +144,7 @@ async def test_a_tool_whose_schema_changes_between_episodes_is_said_and_stored(
     assert before.tool_calls[0].version != after.tool_calls[0].version
 
 
-async def test_a_slow_tool_ends_at_its_deadline_and_later_calls_are_answered(played: Play) -> None:
+async def test_a_slow_tool_ends_at_its_deadline_and_later_calls_are_answered() -> None:
     tools = {"sleep": tool("sleep", more={"timeout_s": 1.0}), "pid": tool("pid")}
     first = await played(Scene(tools), ("pid", {}))
     late = await played(Scene(tools), ("sleep", {"seconds": 60}))
@@ -194,7 +163,7 @@ async def test_a_server_that_starts_slowly_is_there_for_the_call_after_the_one_t
         assert int(await tools["pid"]()) > 0
 
 
-async def test_a_server_at_a_url_that_fails_is_infrastructure_and_is_asked_anew(played: Play) -> None:
+async def test_a_server_at_a_url_that_fails_is_infrastructure_and_is_asked_anew() -> None:
     import uvicorn
 
     class Failing:

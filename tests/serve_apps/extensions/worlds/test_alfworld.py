@@ -13,6 +13,7 @@ from typing import Any
 
 import one_group
 import pytest
+from one_group import saying
 
 from pipelines.tasks.splits import settings_of
 from serve_apps.authoring.environment import Environment
@@ -80,18 +81,11 @@ def tasks() -> list[Task]:
     return generate(seed=0, split="test", count=2 * len(KINDS))
 
 
-def play(folder: Path, task: Task, says: Callable[[AgentCall], str], script: Script | None = None) -> Trace:
+def play(task: Task, says: Callable[[AgentCall], str], script: Script | None = None) -> Trace:
     """Runs an episode of the shipped workflow in which `says` answers for both agents."""
-    trace = one_group.play(
-        folder,
-        Alfworld(str(WITH_ALFWORLD)),
-        task,
-        says,
-        limits=EpisodeConfig(turn_timeout_s=10, episode_timeout_s=240, max_attempts=1),
-        max_model_len=2048,
-        max_tokens=64,
-        script=script,
-    )
+    limits = EpisodeConfig(turn_timeout_s=10, episode_timeout_s=240, max_attempts=1)
+    flow = Alfworld(str(WITH_ALFWORLD))
+    trace = one_group.play(flow, saying(says), task=task, limits=limits, script=script)
     assert trace.status is EpisodeStatus.OK, trace.error
     return trace
 
@@ -125,28 +119,22 @@ def plans(made: Callable[[str], WorldWorkers], tasks: list[Task]) -> list[list[s
     return asyncio.run(every())
 
 
-def test_the_planners_walkthrough_wins_every_kind_of_game(
-    tiny_model: Path, tasks: list[Task], plans: list[list[str]]
-) -> None:
+def test_the_planners_walkthrough_wins_every_kind_of_game(tasks: list[Task], plans: list[list[str]]) -> None:
     for task, plan in zip(tasks, plans, strict=True):
-        trace = play(tiny_model, task, acting(iter(plan)))
+        trace = play(task, acting(iter(plan)))
         assert (trace.answer, trace.stop_reason) == ("done", "world_over"), task
         assert f"Your task is to: {task.prompt}." in trace.tool_calls[0].response["text"]
         assert [call.response["reward"] for call in trace.tool_calls] == [0.0] * len(plan) + [1.0]
         assert 4 <= len(plan) <= 12
 
 
-def test_who_knows_the_game_and_looks_for_things_wins_through_the_prompts_alone(
-    tiny_model: Path, tasks: list[Task]
-) -> None:
+def test_who_knows_the_game_and_looks_for_things_wins_through_the_prompts_alone(tasks: list[Task]) -> None:
     for task in tasks:
-        trace = play(tiny_model, task, lambda call, task=task: demonstrate(call.agent, task, call.inputs, Careful()))
+        trace = play(task, lambda call, task=task: demonstrate(call.agent, task, call.inputs, Careful()))
         assert trace.answer == "done", [call.request for call in trace.tool_calls]
 
 
-def test_wrong_actions_do_not_win_and_change_nothing(
-    tiny_model: Path, tasks: list[Task], plans: list[list[str]]
-) -> None:
+def test_wrong_actions_do_not_win_and_change_nothing(tasks: list[Task], plans: list[list[str]]) -> None:
     wrong = [
         "sing",
         "",
@@ -157,13 +145,13 @@ def test_wrong_actions_do_not_win_and_change_nothing(
         "\x00\n\x1b[2J",
         plans[0][-1],
     ]
-    trace = play(tiny_model, tasks[0], acting(iter(wrong * 9)))
+    trace = play(tasks[0], acting(iter(wrong * 9)))
     assert (trace.answer, trace.stop_reason, len(trace.tool_calls)) == ("", "max_steps", 31)
     first, *steps = trace.tool_calls
     assert {(call.response["text"], call.response["anchor"]) for call in steps} == {(NOTHING, first.response["anchor"])}
     assert sum(call.response["reward"] for call in steps) == 0.0
     without_last = [*plans[0][:-1], *["inventory"] * 40]
-    lost = play(tiny_model, tasks[0], acting(iter(without_last)))
+    lost = play(tasks[0], acting(iter(without_last)))
     assert (lost.answer, lost.stop_reason) == ("", "max_steps")
 
 
@@ -183,14 +171,12 @@ def test_the_same_seed_is_the_same_game_in_another_process(
     assert other[0]["anchor"] != first[0]["anchor"] and other[0]["text"] != first[0]["text"]
 
 
-def test_an_episode_that_is_played_again_shows_the_same_states(
-    tiny_model: Path, tasks: list[Task], plans: list[list[str]]
-) -> None:
-    base = play(tiny_model, tasks[2], acting(iter(plans[2])))
+def test_an_episode_that_is_played_again_shows_the_same_states(tasks: list[Task], plans: list[list[str]]) -> None:
+    base = play(tasks[2], acting(iter(plans[2])))
     changed_at = [turn.turn_index for turn in base.turns if turn.agent == "actor"][-1]
     script = Script(kind="counterfactual", agent="actor", base=base, changed_at=changed_at)
     rest = iter(["sing", plans[2][-1]])
-    variant = play(tiny_model, tasks[2], acting(rest), script)
+    variant = play(tasks[2], acting(rest), script)
     before, after = shown(base), shown(variant)
     assert after[: len(before) - 1] == before[:-1]
     assert after[len(before) - 1][0] == NOTHING and variant.answer == base.answer == "done"

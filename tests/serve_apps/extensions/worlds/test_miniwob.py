@@ -16,6 +16,7 @@ from typing import Any
 import one_group
 import psutil
 import pytest
+from one_group import saying
 
 from pipelines.tasks.splits import settings_of
 from serve_apps.authoring.agent import AuthorError, ToolFault
@@ -109,7 +110,6 @@ def assert_gone(started: list[psutil.Process], *, folder: Path | None = None) ->
 
 
 def play(
-    folder: Path,
     flow: Browsing,
     task: Task,
     says: Callable[[AgentCall], str],
@@ -119,7 +119,7 @@ def play(
 ) -> Trace:
     """Runs an episode of the workflow in which `says` answers for both agents."""
     limits = EpisodeConfig(turn_timeout_s=60, episode_timeout_s=240, max_attempts=max_attempts)
-    return one_group.play(folder, flow, task, says, limits=limits, max_model_len=2048, max_tokens=64, script=script)
+    return one_group.play(flow, saying(says), task=task, limits=limits, script=script)
 
 
 def knows(task: Task) -> Callable[[AgentCall], str]:
@@ -150,9 +150,9 @@ def acting(actions: list[str]) -> Callable[[AgentCall], str]:
     return lambda call: "<ELEMENT>0</ELEMENT>" if call.agent == "reader" else f"<ACT>{next(left)}</ACT>"
 
 
-def test_twenty_episodes_on_four_kinds_of_pages_are_won_by_who_knows_how(tiny_model: Path, flow: Browsing) -> None:
+def test_twenty_episodes_on_four_kinds_of_pages_are_won_by_who_knows_how(flow: Browsing) -> None:
     tasks = generate(seed=0, split="train", count=20)
-    traces = [play(tiny_model, flow, task, knows(task)) for task in tasks]
+    traces = [play(flow, task, knows(task)) for task in tasks]
     assert Counter(trace.task.source for trace in traces) == dict.fromkeys(PAGES, 5)
     assert Counter((t.status, t.stop_reason, t.answer) for t in traces) == {(EpisodeStatus.OK, "world_over", "1"): 20}
     for trace in traces:
@@ -164,9 +164,9 @@ def test_twenty_episodes_on_four_kinds_of_pages_are_won_by_who_knows_how(tiny_mo
         assert actor.parents == (first.call_index, reader.turn_index) and steps[0].parents == (actor.turn_index,)
 
 
-def test_wrong_elements_earn_nothing(tiny_model: Path, flow: Browsing) -> None:
+def test_wrong_elements_earn_nothing(flow: Browsing) -> None:
     tasks = [task for task in generate(seed=3, split="test", count=40) if has_a_wrong_way(task)][:12]
-    traces = [play(tiny_model, flow, task, errs(task)) for task in tasks]
+    traces = [play(flow, task, errs(task)) for task in tasks]
     assert {trace.task.source for trace in traces} == {"click-test-2", "enter-text", "click-checkboxes"}
     assert {trace.status for trace in traces} == {EpisodeStatus.OK}
     for trace in traces:
@@ -180,7 +180,7 @@ def has_a_wrong_way(task: Task) -> bool:
     return task.source != "click-button"
 
 
-def test_what_is_impossible_is_answered_and_changes_nothing(tiny_model: Path, flow: Browsing) -> None:
+def test_what_is_impossible_is_answered_and_changes_nothing(flow: Browsing) -> None:
     wrong = [
         "sing",
         "",
@@ -194,7 +194,7 @@ def test_what_is_impossible_is_answered_and_changes_nothing(tiny_model: Path, fl
         "type 5 " + "a" * 257,
     ]
     task = Task(task_id="t", prompt="p", answers=(), metadata={"page": "enter-text", "seed": 1})
-    trace = play(tiny_model, flow, task, acting(wrong))
+    trace = play(flow, task, acting(wrong))
     assert (trace.status, trace.answer, trace.stop_reason) == (EpisodeStatus.OK, "0", "max_steps"), trace.error
     first, *steps = trace.tool_calls
     assert len(steps) == len(wrong)
@@ -202,7 +202,7 @@ def test_what_is_impossible_is_answered_and_changes_nothing(tiny_model: Path, fl
     assert {call.response["anchor"] for call in steps} == {first.response["anchor"]}
 
 
-def test_a_page_waits_for_those_who_think_longer_than_its_clock_allows(tiny_model: Path, flow: Browsing) -> None:
+def test_a_page_waits_for_those_who_think_longer_than_its_clock_allows(flow: Browsing) -> None:
     task = Task(task_id="t", prompt="p", answers=(), metadata={"page": "click-test-2", "seed": 1})
 
     def thinks(call: AgentCall) -> str:
@@ -211,16 +211,16 @@ def test_a_page_waits_for_those_who_think_longer_than_its_clock_allows(tiny_mode
         )  # MiniWoB++ ends a page after 10 s, and lowers its reward until then
         return knows(task)(call)
 
-    assert play(tiny_model, flow, task, thinks).answer == "1"
+    assert play(flow, task, thinks).answer == "1"
 
 
-def test_an_episode_that_is_played_again_shows_the_same_page(tiny_model: Path, flow: Browsing) -> None:
+def test_an_episode_that_is_played_again_shows_the_same_page(flow: Browsing) -> None:
     (task,) = generate(seed=5, split="train", count=1, pages=["click-checkboxes"])
-    base = play(tiny_model, flow, task, knows(task))
+    base = play(flow, task, knows(task))
     changed_at = [turn.turn_index for turn in base.turns if turn.agent == "actor"][-1]
     script = Script(kind="counterfactual", agent="actor", base=base, changed_at=changed_at)
     answers = iter(["<ACT>sing</ACT>"])
-    other = play(tiny_model, flow, task, lambda call: next(answers, None) or knows(task)(call), script=script)
+    other = play(flow, task, lambda call: next(answers, None) or knows(task)(call), script=script)
     assert (other.status, other.answer) == (EpisodeStatus.OK, "1"), other.error
     before, after = ([call.response for call in trace.tool_calls] for trace in (base, other))
     assert after[: len(before) - 1] == before[:-1] and after[-1] == before[-1]
@@ -260,10 +260,10 @@ async def _shown(workers: WorldWorkers, page: str, seed: int) -> str:
 
 @pytest.mark.parametrize("what", ["driver", "browser", "renderer"])
 def test_a_killed_browser_is_a_fault_of_the_infrastructure_and_the_next_attempt_has_a_new_one(
-    what: str, tiny_model: Path, flow: Browsing
+    what: str, flow: Browsing
 ) -> None:
     (task,) = generate(seed=0, split="train", count=1)
-    play(tiny_model, flow, task, knows(task))
+    play(flow, task, knows(task))
     kills: list[bool] = []
 
     def says(call: AgentCall) -> str:
@@ -274,13 +274,13 @@ def test_a_killed_browser_is_a_fault_of_the_infrastructure_and_the_next_attempt_
 
     began, worker = started_by(worker_of(flow)), worker_of(flow)
     kills.append(True)
-    trace = play(tiny_model, flow, task, says)
+    trace = play(flow, task, says)
     assert (trace.status, trace.cause) == (EpisodeStatus.TOOL_ERROR, Cause.INFRASTRUCTURE), trace.error
     assert "BrowserFailed: the browser does not answer: " in trace.error and "\n" not in trace.error
     assert_gone(began)
-    play(tiny_model, flow, task, knows(task))
+    play(flow, task, knows(task))
     kills.append(True)
-    again = play(tiny_model, flow, task, says, max_attempts=2)
+    again = play(flow, task, says, max_attempts=2)
     assert (again.status, again.attempt, again.answer) == (EpisodeStatus.OK, 2, "1"), again.error
     assert worker_of(flow) == worker, "the worker lives on"
 

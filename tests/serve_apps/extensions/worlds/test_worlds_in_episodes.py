@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import one_group
 import pytest
+from one_group import saying
 
 from serve_apps.authoring.agent import Agent
 from serve_apps.authoring.contracts import Tags
 from serve_apps.authoring.environment import Environment
 from serve_apps.authoring.workflow import Outcome, Workflow
-from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.demonstrate import demonstrate
-from serve_apps.episode.runner import run_episode
 from serve_apps.episode.team import AgentCall
-from serve_apps.episode_spec import EpisodeSpec, Script
+from serve_apps.episode_spec import Script
 from serve_apps.extensions.worlds.workers import workers_of
 from stores.traces.rows import episode_table, traces_of
-from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+from stores.types import Cause, EpisodeStatus, Task, Trace
 
 pytestmark = pytest.mark.test
 HERE = str(Path(__file__).parent)
@@ -49,7 +48,6 @@ class Walk(Workflow):
 
 
 def play(
-    folder: Path,
     workflow: Workflow,
     says: Callable[[AgentCall], str],
     *,
@@ -57,24 +55,17 @@ def play(
     settings: dict[str, Any] | None = None,
     max_attempts: int = 1,
 ) -> Trace:
-    return one_group.play(
-        folder,
-        workflow,
-        Task(task_id="t", prompt="to the end", answers=(), metadata=settings or {}),
-        says,
-        limits=EpisodeConfig(turn_timeout_s=5, episode_timeout_s=20, max_attempts=max_attempts),
-        max_model_len=256,
-        max_tokens=32,
-        script=script,
-    )
+    task = Task(task_id="t", prompt="to the end", answers=(), metadata=settings or {})
+    limits = EpisodeConfig(turn_timeout_s=5, episode_timeout_s=20, max_attempts=max_attempts)
+    return one_group.play(workflow, saying(says), task=task, limits=limits, script=script)
 
 
 def walks(call: AgentCall) -> str:
     return "<GOAL>walk on and on</GOAL>" if call.agent == "guide" else "<ACT>walk</ACT>"
 
 
-def test_every_step_is_an_event_with_the_turn_that_acted_and_the_next_turn_has_read_it(tiny_model: Path) -> None:
-    trace = play(tiny_model, Walk(), walks, settings={"length": 2})
+def test_every_step_is_an_event_with_the_turn_that_acted_and_the_next_turn_has_read_it() -> None:
+    trace = play(Walk(), walks, settings={"length": 2})
     assert (trace.status, trace.answer, trace.stop_reason) == (EpisodeStatus.OK, "1.0", "world_over")
     assert [turn.turn_index for turn in trace.turns] == [0, 2, 4]
     reset, first, second = trace.tool_calls
@@ -93,28 +84,28 @@ def test_every_step_is_an_event_with_the_turn_that_acted_and_the_next_turn_has_r
     assert stored.tool_calls == trace.tool_calls
 
 
-def test_the_anchor_names_the_state_and_an_action_without_effect_leaves_it(tiny_model: Path) -> None:
+def test_the_anchor_names_the_state_and_an_action_without_effect_leaves_it() -> None:
     actions = iter(["walk", "sing", "sing", "walk", "walk"])
 
     def says(call: AgentCall) -> str:
         return "<GOAL>g</GOAL>" if call.agent == "guide" else f"<ACT>{next(actions)}</ACT>"
 
-    trace = play(tiny_model, Walk(), says)
+    trace = play(Walk(), says)
     anchors = [call.response["anchor"] for call in trace.tool_calls]
     assert anchors[1] == anchors[2] == anchors[3], "nothing happened"
     assert len(set(anchors)) == 4
 
 
-def test_a_world_ends_after_its_last_step(tiny_model: Path) -> None:
-    trace = play(tiny_model, Walk(max_steps=4), walks, settings={"length": 9})
+def test_a_world_ends_after_its_last_step() -> None:
+    trace = play(Walk(max_steps=4), walks, settings={"length": 9})
     assert (trace.stop_reason, len(trace.tool_calls)) == ("max_steps", 5)
-    late = play(tiny_model, Walk(steps_after_end=1), walks)
+    late = play(Walk(steps_after_end=1), walks)
     assert (late.status, late.cause) == (EpisodeStatus.AGENT_ERROR, Cause.AUTHOR)
     assert "a step into the world 'way' after its end: ask `way.seen.is_done`" in late.error
 
 
-def test_a_variant_plays_the_world_again_up_to_the_change_and_then_on(tiny_model: Path) -> None:
-    base = play(tiny_model, Walk(), walks)
+def test_a_variant_plays_the_world_again_up_to_the_change_and_then_on() -> None:
+    base = play(Walk(), walks)
     asked: list[str] = []
 
     def sings(call: AgentCall) -> str:
@@ -122,26 +113,26 @@ def test_a_variant_plays_the_world_again_up_to_the_change_and_then_on(tiny_model
         return "<ACT>sing</ACT>" if len(asked) == 1 else "<ACT>walk</ACT>"
 
     script = Script(kind="counterfactual", agent="walker", base=base, changed_at=4)
-    other = play(tiny_model, Walk(), sings, script=script)
+    other = play(Walk(), sings, script=script)
     assert other.status is EpisodeStatus.OK, other.error
     assert asked[0] == "You have walked 1 of 3.", "the world got the action before the change"
     assert [call.request.get("step") for call in other.tool_calls] == [None, "walk", "sing", "walk", "walk"]
     assert other.tool_calls[-1].response["text"] == "You have walked 3 of 3."
 
 
-def test_a_world_that_a_seed_does_not_decide_is_refused_in_variants(tiny_model: Path) -> None:
+def test_a_world_that_a_seed_does_not_decide_is_refused_in_variants() -> None:
     says = iter(["<GOAL>g</GOAL>", "<ACT>throw</ACT>", "<ACT>throw</ACT>", "<ACT>stop</ACT>"])
-    base = play(tiny_model, Walk("Dice"), lambda call: next(says))
+    base = play(Walk("Dice"), lambda call: next(says))
     assert base.status is EpisodeStatus.OK
     script = Script(kind="counterfactual", agent="walker", base=base, changed_at=4)
-    other = play(tiny_model, Walk("Dice"), lambda call: "<ACT>stop</ACT>", script=script)
+    other = play(Walk("Dice"), lambda call: "<ACT>stop</ACT>", script=script)
     assert (other.status, other.cause) == (EpisodeStatus.AGENT_ERROR, Cause.AUTHOR)
     assert "event 1: the world 'way' shows another text than in episode" in other.error
     assert "its settings and the actions so far must say all that it does; give it a seed" in other.error
 
 
-def test_demonstrations_play_the_world_each_time_and_the_same_action_twice(tiny_model: Path) -> None:
-    team = one_group.team_in_one_group(Walk(), ChatTokenizer(tiny_model), max_model_len=256, max_tokens=32)
+def test_demonstrations_play_the_world_each_time_and_the_same_action_twice() -> None:
+    team = one_group.team_in_one_group(Walk(), one_group.BYTES, max_model_len=256, max_tokens=32)
     task = Task(task_id="t", prompt="to the end", answers=(), metadata={"length": 3})
     traces = demonstrate(
         [task],
@@ -156,60 +147,42 @@ def test_demonstrations_play_the_world_each_time_and_the_same_action_twice(tiny_
         assert shown == [f"You have walked {n} of 3." for n in (1, 2, 3)]
 
 
-def test_info_that_is_long_is_not_recorded_and_the_workflow_has_it(tiny_model: Path) -> None:
+def test_info_that_is_long_is_not_recorded_and_the_workflow_has_it() -> None:
     class Listener(Walk):
         async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
             async with tools.way() as way:
                 return Outcome(answer=str(len(way.seen.info["valid"])))
 
-    trace = play(tiny_model, Listener("Talkative"), walks)
+    trace = play(Listener("Talkative"), walks)
     assert trace.answer == "1000"
     assert trace.tool_calls[0].response["info"] == {"unrecorded_characters": 1000 * len('"go north", ') + 11}
 
 
-def test_a_worker_that_fails_is_an_attempt_with_the_same_seed(tiny_model: Path) -> None:
-    trace = play(tiny_model, Walk("Dying"), walks, max_attempts=2)
+def test_a_worker_that_fails_is_an_attempt_with_the_same_seed() -> None:
+    trace = play(Walk("Dying"), walks, max_attempts=2)
     assert (trace.status, trace.cause, trace.attempt) == (EpisodeStatus.TOOL_ERROR, Cause.INFRASTRUCTURE, 2)
     assert "ended in step" in trace.error
-    hangs = play(tiny_model, Walk("Hanging", step_timeout_s=0.5), lambda call: "<ACT>hang</ACT>")
+    hangs = play(Walk("Hanging", step_timeout_s=0.5), lambda call: "<ACT>hang</ACT>")
     assert hangs.cause is Cause.INFRASTRUCTURE and "within 0.5 s" in hangs.error
-    late = play(
-        tiny_model, Walk("Hanging", reset_timeout_s=0.5, step_timeout_s=0.5), walks, settings={"hangs_in": "reset"}
-    )
+    late = play(Walk("Hanging", reset_timeout_s=0.5, step_timeout_s=0.5), walks, settings={"hangs_in": "reset"})
     assert late.cause is Cause.INFRASTRUCTURE and "no answer to reset" in late.error
 
 
-def test_an_episode_that_stands_in_line_for_a_worker_is_no_failure_of_the_policy(tiny_model: Path) -> None:
+def test_an_episode_that_stands_in_line_for_a_worker_is_no_failure_of_the_policy() -> None:
     """Four episodes take 0.5 s each in one worker, and may take 1.2 s."""
-    workflow, tokenizer = Walk("Hanging", is_isolated=True), ChatTokenizer(tiny_model)
-    acts = {}
+    workflow = Walk("Hanging", is_isolated=True)
+    acts: dict[str, Iterator[str]] = {}
 
-    async def complete(call: AgentCall) -> Completion:
-        words = (
-            iter(("<GOAL>g</GOAL>",))
-            if call.agent == "guide"
-            else acts.setdefault(call.task.task_id, iter(("hang", "stop")))
-        )
-        said = next(words)
-        ids = tokenizer.encode_completion(said if call.agent == "guide" else f"<ACT>{said}</ACT>")
-        return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason=FinishReason.STOP, policy_version=3)
+    def says(call: AgentCall) -> str:
+        if call.agent == "guide":
+            return "<GOAL>g</GOAL>"
+        return f"<ACT>{next(acts.setdefault(call.task.task_id, iter(('hang', 'stop'))))}</ACT>"
 
     async def play_all() -> list[Trace]:
-        team = one_group.team_in_one_group(workflow, tokenizer, max_model_len=256, max_tokens=32, version=3)
         limits = EpisodeConfig(turn_timeout_s=1.2, episode_timeout_s=1.2, max_attempts=1)
-        specs = [
-            EpisodeSpec(
-                run_id="r",
-                iteration=1,
-                purpose=Purpose.TRAIN,
-                team_key="team",
-                task=Task(task_id=f"t{k}", prompt="wait", answers=(), metadata={"seconds": 0.5}),
-                episode_index=0,
-                run_seed=0,
-            )
-            for k in range(4)
-        ]
-        return list(await asyncio.gather(*(run_episode(s, team=team, complete=complete, limits=limits) for s in specs)))
+        tasks = [Task(task_id=f"t{k}", prompt="wait", answers=(), metadata={"seconds": 0.5}) for k in range(4)]
+        starts = (one_group.start(workflow, saying(says), task=task, limits=limits) for task in tasks)
+        return list(await asyncio.gather(*starts))
 
     async def warm() -> None:  # a worker takes a second or two to begin
         async with workers_of(workflow.environments["way"]).session() as session:
@@ -220,8 +193,8 @@ def test_an_episode_that_stands_in_line_for_a_worker_is_no_failure_of_the_policy
     assert [(trace.status, trace.error) for trace in traces] == [(EpisodeStatus.OK, "")] * 4
 
 
-def test_what_a_world_raises_is_the_policys_and_what_it_answers_wrongly_its_authors(tiny_model: Path) -> None:
-    raised = play(tiny_model, Walk("Raising"), walks, settings={"place": "step"})
+def test_what_a_world_raises_is_the_policys_and_what_it_answers_wrongly_its_authors() -> None:
+    raised = play(Walk("Raising"), walks, settings={"place": "step"})
     assert (raised.status, raised.cause) == (EpisodeStatus.TOOL_ERROR, Cause.POLICY)
     assert raised.error == "tool 'way': KeyError: 'walk'"
     faults = {
@@ -233,7 +206,7 @@ def test_what_a_world_raises_is_the_policys_and_what_it_answers_wrongly_its_auth
         "list": "returned info = [1]: it must be a mapping",
     }
     for kind, fault in faults.items():
-        trace = play(tiny_model, Walk("Answering"), walks, settings={"kind": kind})
+        trace = play(Walk("Answering"), walks, settings={"kind": kind})
         assert (trace.status, trace.cause) == (EpisodeStatus.AGENT_ERROR, Cause.AUTHOR), kind
         assert fault in trace.error, trace.error
         assert trace.tool_calls[-1].error, "the call is in the trace, with its fault"
