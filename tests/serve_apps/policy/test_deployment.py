@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,23 +38,30 @@ class RecordingAppList(AppList):
         self.deployed = [*getattr(self, "deployed", []), apps]
 
 
-def test_a_replica_is_proven_when_it_is_near_the_new_version_and_nearer_than_to_the_old() -> None:
-    served = ((-1.00001, -2.0), (-3.0,))
-    verdict, to_new, to_old = judge(served, NEW, served, OLD, tolerance=1e-3, noise=2e-5)
-    assert verdict == "proven"
-    assert (to_new, to_old) == (pytest.approx(1e-5), pytest.approx(0.49999))
+NEAR, STEP, NOISE = ((-1.00001, -2.0), (-3.0,)), ((-1.0, -2.0005), (-3.0,)), ((-1.0005, -2.0), (-3.0,))
+NAN = ((float("nan"), -2.0), (-3.0,))
 
 
-def test_without_another_version_to_tell_it_apart_from_only_noise_is_proven() -> None:
-    for served, verdict in ((((-1.00001, -2.0), (-3.0,)), "proven"), (((-1.0005, -2.0), (-3.0,)), "failed")):
-        assert judge(served, NEW, None, None, tolerance=1e-3, noise=2e-5)[0] == verdict
-        assert judge(served, NEW, served, OLD, tolerance=1e-3, noise=2e-5)[0] == "proven"
-
-
-def test_old_weights_and_far_or_undefined_answers_fail() -> None:
-    assert judge(OLD, NEW, OLD, OLD, tolerance=1e-3, noise=2e-5)[0] == "failed"
-    nan = ((float("nan"), -2.0), (-3.0,))
-    assert judge(nan, NEW, nan, OLD, tolerance=1e-3, noise=2e-5)[0] == "failed"
+@pytest.mark.parametrize(
+    ("served", "new", "old", "verdict"),
+    [
+        (NEAR, NEW, OLD, "proven"),  # near the new version, and nearer than to the old
+        (OLD, NEW, OLD, "failed"),
+        (NAN, NEW, OLD, "failed"),
+        (NEAR, NEW, None, "proven"),  # without another version to tell it apart from only noise is proven
+        (NOISE, NEW, None, "failed"),
+        (NOISE, NEW, OLD, "proven"),
+        (STEP, STEP, NEW, "proven"),  # a small step within the tolerance is still told apart
+        (NEW, STEP, NEW, "failed"),
+        (NEW, NEW, NEAR, "indistinguishable"),  # versions nearer than the noise
+        (NEAR, NEW, NEAR, "indistinguishable"),
+    ],
+)
+def test_a_replica_is_judged_by_its_distance_to_both_versions(served: Any, new: Any, old: Any, verdict: str) -> None:
+    judged, to_new, to_old = judge(served, new, None if old is None else served, old, tolerance=1e-3, noise=2e-5)
+    assert judged == verdict
+    if (served, new, old) == (NEAR, NEW, OLD):
+        assert (to_new, to_old) == (pytest.approx(1e-5), pytest.approx(0.49999))
 
 
 def test_a_replica_nearer_to_the_old_version_fails_though_it_is_within_the_tolerance_of_the_new() -> None:
@@ -72,19 +80,6 @@ def test_a_replica_that_reports_other_weights_fails_whatever_its_logprobs(
     status = {"replica_id": "r", "pid": 1, "version": reported[0], "manifest_sha256": reported[1]}
     proof = _proof(Target(app="app", model=model), status, ("proven", 0.0, 0.5), seconds=1.0)
     assert (proof.verdict, proof.version, proof.max_difference_new) == (verdict, reported[0], 0.0)
-
-
-def test_a_small_step_within_tolerance_is_still_told_apart() -> None:
-    new = ((-1.0, -2.0005), (-3.0,))
-    old = ((-1.0, -2.0), (-3.0,))
-    assert judge(new, new, new, old, tolerance=1e-3, noise=2e-5)[0] == "proven"
-    assert judge(old, new, old, old, tolerance=1e-3, noise=2e-5)[0] == "failed"
-
-
-def test_versions_nearer_than_the_noise_are_called_indistinguishable() -> None:
-    old = ((-1.00001, -2.0), (-3.0,))
-    assert judge(NEW, NEW, NEW, old, tolerance=1e-3, noise=2e-5)[0] == "indistinguishable"
-    assert judge(old, NEW, old, old, tolerance=1e-3, noise=2e-5)[0] == "indistinguishable"
 
 
 def test_an_app_goes_on_with_any_version_but_not_where_the_one_it_starts_with_is_gone(

@@ -66,20 +66,3 @@ def test_sampling_is_an_engines_whatever_the_models_own_generation_settings(tiny
     assert len(set(answers[0].token_ids)) < len(answers[0].token_ids), (
         "the test needs a completion that repeats a token"
     )
-
-
-def test_min_p_leaves_only_likely_tokens(policy: LocalPolicy) -> None:
-    sampling = Sampling(max_tokens=1, temperature=1.0, min_p=1.0)
-    assert len({tuple(ask(policy, sampling, seed).token_ids) for seed in range(10)}) == 1
-
-
-def test_a_form_is_kept(policy: LocalPolicy) -> None:
-    form = '{"regex": "[0-9]{3}", "end_ids": [2]}'
-    answers = [ask(policy, Sampling(max_tokens=8, constraint=form), seed) for seed in range(3)]
-    assert all(answer.finish_reason == "stop" and len(answer.token_ids) <= 4 for answer in answers)
-
-
-def test_another_completion_has_logprobs_over_all_tokens_and_no_options(policy: LocalPolicy) -> None:
-    answer = ask(policy, Sampling(max_tokens=6, temperature=0.8))
-    assert 1 <= len(answer.token_ids) <= 6 and len(answer.logprobs) == len(answer.token_ids)
-    assert answer.allowed_logprobs == () and all(logprob < 0 for logprob in answer.logprobs)

@@ -24,7 +24,6 @@ from safetensors.torch import load_file, save_file
 
 from serve_apps.config import CallConfig, ServeConfig
 from serve_apps.policy.app_list import change, open_list
-from serve_apps.policy.client import ContextExhausted
 from serve_apps.policy.deployment import (
     PolicyAppSpec,
     _changed,
@@ -172,13 +171,6 @@ def test_logprobs_are_those_of_the_tempered_distribution_that_was_sampled(served
     answers = ask(requests(temperature=0.5))
     assert largest_error(served.ref(1).uri, answers, temperature=0.5) < 1e-3
     assert largest_error(served.ref(1).uri, answers, temperature=1.0) > 0.01
-
-
-def test_a_prompt_that_does_not_fit_fails_alone(served: Served) -> None:
-    long, *others = requests()
-    answers = ask([replace(long, prompt_token_ids=[5] * 600), *others])
-    assert isinstance(answers[0], ContextExhausted) and "max_model_len = 512 by 112" in str(answers[0])
-    assert all(isinstance(a, Completion) for a in answers[1:])
 
 
 def test_a_sync_changes_every_replica_in_place_and_proves_each(served: Served) -> None:
