@@ -16,11 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 from serve_apps.authoring.agent import AuthorError, ToolError
+from serve_apps.authoring.workflow import Workflow
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.runner import run_episode
 from serve_apps.episode.team import ActingTeam, AgentCall
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.extensions.orchestration.orchestrated import ORCHESTRATOR, STOP, Orchestrated, StepSpec
+from serve_apps.extensions.orchestration.steps import ORCHESTRATOR, STOP, Steps, StepSpec
 from stores.types import Completion, FinishReason, Purpose, ToolCall, Trace, Turn
 
 _Callee = tuple[type[Turn] | type[ToolCall], str]
@@ -31,19 +32,18 @@ class NotRetraced(AuthorError):
     """Raised where an orchestrator's steps cannot make the next call of an episode."""
 
 
-def retrace(trace: Trace, *, team: ActingTeam, run_id: str, seed: int) -> Trace:
+def retrace(trace: Trace, *, team: ActingTeam, steps: Steps, run_id: str, seed: int) -> Trace:
     """Returns the episode as the orchestrator of `team` would have played it, as a demonstration.
 
     Calls of agents and tools that no step makes are left out. Every other reply and response is the recorded one.
 
     Args:
         trace: an episode of the agents of `team` that came to an end. It must have been tokenized as the team's model groups do.
-        team: its workflow is an `Orchestrated`.
+        team: of an orchestrator, whose options are these steps.
 
     Raises NotRetraced where the steps cannot make the calls in their order, or where the answer at the end is another one.
     """
-    assert isinstance(team.workflow, Orchestrated), "the caller checks"
-    calls = _RecordedCalls(trace, team.workflow)
+    calls = _RecordedCalls(trace, steps)
     spec = EpisodeSpec(
         run_id=run_id,
         iteration=0,
@@ -69,8 +69,8 @@ def retrace(trace: Trace, *, team: ActingTeam, run_id: str, seed: int) -> Trace:
 class _RecordedCalls:
     """Answers the calls of an orchestrated episode by those of a stored one."""
 
-    def __init__(self, trace: Trace, workflow: Orchestrated) -> None:
-        self._steps = workflow.steps
+    def __init__(self, trace: Trace, steps: Steps) -> None:
+        self._steps = steps
         calls: list[Turn | ToolCall] = [*trace.turns, *trace.tool_calls]
         made = sorted(calls, key=_index)
         called = {callee for step in self._steps.values() for callee in self._callees(step)}
@@ -141,7 +141,7 @@ def _callee(call: Turn | ToolCall) -> _Callee:
     return (Turn, call.agent) if isinstance(call, Turn) else (ToolCall, call.tool)
 
 
-def _answered(workflow: Orchestrated, calls: _RecordedCalls) -> Orchestrated:
+def _answered(workflow: Workflow, calls: _RecordedCalls) -> Workflow:
     """Returns a copy of the workflow whose tools give recorded responses."""
 
     def answering(name: str) -> Any:

@@ -13,7 +13,7 @@ from serve_apps.authoring.workflow import Outcome, Workflow, together
 from serve_apps.episode.scripted import GROUP, ByteTokenizer, play_scripted
 from serve_apps.episode.team import ActingTeam
 from serve_apps.extensions.orchestration.orchestrated import Orchestrated
-from serve_apps.extensions.orchestration.retrace import NotRetraced, retrace
+from serve_apps.extensions.orchestration.retrace import NotRetraced
 from stores.types import Purpose, Task, Trace
 
 pytestmark = pytest.mark.fast
@@ -94,7 +94,7 @@ def under(steps: dict[str, dict[str, Any]] = STEPS, **settings: Any) -> ActingTe
 
 
 def retraced(trace: Trace, team: ActingTeam) -> Trace:
-    return retrace(trace, team=team, run_id="new", seed=1)
+    return team.workflow.retraced(trace, team=team, run_id="new", seed=1)
 
 
 def steps_of(trace: Trace) -> list[str]:
