@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from serve_apps.config import CallConfig, ServeConfig
 from serve_apps.engines.port import AdapterRoom
-from serve_apps.policy.client import RequestRefused
 from serve_apps.policy.deployment import (
     PolicyAppSpec,
     ensure_apps,
@@ -69,10 +68,8 @@ class Served:
     scratch: Path
     refs: dict[tuple[str, int], ModelVersionRef] = field(default_factory=dict)
 
-    def commit(
-        self, group: str, version: int, *, noise: float, fault: str = "", is_liar: bool = False
-    ) -> ModelVersionRef:
-        """An adapter with noise in B, or with a fault; a liar's probe is not what its tensors say."""
+    def commit(self, group: str, version: int, *, noise: float, fault: str = "") -> ModelVersionRef:
+        """An adapter with noise in B, or with a fault."""
         from train_loops.config import DeepSpeedConfig
         from train_loops.engine.adapters import make_adapter
         from train_loops.engine.deepspeed_engine import load_model
@@ -86,8 +83,6 @@ class Served:
             tensors[name] = noise * torch.randn(tensors[name].shape, generator=generator)
         save_file(tensors, file, metadata={"format": "pt"})
         logprobs = trainer_logprobs(self.base.uri, str(folder), SEQUENCES)
-        if is_liar:
-            logprobs = tuple(tuple(x - 0.5 for x in row) for row in logprobs)
         if fault == "nan":
             tensors[min(tensors)][0, 0] = float("nan")
         if fault == "shape":
@@ -143,7 +138,7 @@ def ask(groups: Sequence[str], max_tokens: int = 16) -> dict[str, list[Any]]:
     """Every prompt to every group, all at once."""
 
     async def main() -> dict[str, list[Any]]:
-        client = ServeClient(dict.fromkeys((*GROUPS, "stranger"), APP), CallConfig())
+        client = ServeClient(dict.fromkeys(GROUPS, APP), CallConfig())
         calls = {
             group: [
                 client.generate(
@@ -180,11 +175,6 @@ def test_each_group_answers_through_its_own_adapter_with_the_trainers_logprobs(s
     assert largest_error(served, served.refs["solver", 1], answers["verifier"]) > 0.01, "they are two policies"
 
 
-def test_a_group_without_an_adapter_is_refused(served: Served) -> None:
-    answers = ask(["stranger"])["stranger"]
-    assert all(isinstance(a, RequestRefused) and "no adapter of 'stranger' is live" in str(a) for a in answers)
-
-
 def test_a_sync_loads_adapters_in_place_and_proves_each_through_itself(served: Served) -> None:
     served.sync({"solver": 1, "verifier": 1})
     before = {s["pid"] for s in replica_statuses(APP)}
@@ -198,18 +188,6 @@ def test_a_sync_loads_adapters_in_place_and_proves_each_through_itself(served: S
     answers = ask(GROUPS)
     for group in GROUPS:
         assert largest_error(served, served.refs[group, 2], answers[group]) < 1e-4, "nothing cached is of version 1"
-
-
-def test_one_group_may_change_while_the_other_stays(served: Served) -> None:
-    served.sync({"solver": 1, "verifier": 1})
-    served.sync({"solver": 2}, old=1)
-    models = served_models(dict.fromkeys(GROUPS, APP))
-    assert {group: [v for v, _ in found.values()] for group, found in models.items()} == {
-        "solver": [2],
-        "verifier": [1],
-    }
-    answers = ask(GROUPS)
-    assert largest_error(served, served.refs["verifier", 1], answers["verifier"]) < 1e-4
 
 
 def test_requests_under_way_end_with_the_version_they_began_with(served: Served) -> None:
@@ -255,15 +233,6 @@ def test_a_bad_adapter_is_kept_out_and_the_old_one_serves_on(
     ]  # fmt: skip
     assert largest_error(served, served.refs["solver", 1], ask(["solver"])["solver"]) < 1e-4
     assert {p.verdict for p in served.sync({"solver": 2}, old=1)} == {"proven"}
-
-
-def test_a_wrong_push_and_a_skipped_one_do_not_pass_as_the_new_version(served: Served) -> None:
-    served.sync({"solver": 1, "verifier": 1})
-    with pytest.raises(SyncError, match="model group 'verifier' should serve version 2, says 1"):
-        prove_apps(served.targets({"verifier": 2}, 1), served.store)
-    served.commit("solver", 20, noise=0.1, is_liar=True)
-    with pytest.raises(SyncError, match="model group 'solver' should serve version 20, says 20; max"):
-        served.sync({"solver": 20, "verifier": 2}, old=1)
 
 
 def test_adapters_that_never_reach_the_engine_fail_the_sync(served: Served) -> None:

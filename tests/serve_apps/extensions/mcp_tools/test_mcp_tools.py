@@ -163,33 +163,6 @@ async def test_a_server_that_starts_slowly_is_there_for_the_call_after_the_one_t
         assert int(await tools["pid"]()) > 0
 
 
-async def test_a_server_at_a_url_that_fails_is_infrastructure_and_is_asked_anew() -> None:
-    import uvicorn
-
-    class Failing:
-        """Answers as an MCP server's proxy does while the server is down."""
-
-        num_asked = 0
-
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            self.num_asked += 1
-            await send({"type": "http.response.start", "status": 503, "headers": []})
-            await send({"type": "http.response.body", "body": b"down"})
-
-    failing = Failing()
-    server = uvicorn.Server(uvicorn.Config(failing, port=0, log_level="error", lifespan="off"))
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.02)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    trace = await played(
-        Scene({"add": mcp_tool("add", {"url": f"http://127.0.0.1:{port}/mcp"})}), ("add", {}), attempts=2
-    )
-    assert (trace.cause, trace.attempt) == (Cause.INFRASTRUCTURE, 2) and "did not start" in trace.error
-    server.should_exit = True
-    await asyncio.wait_for(serving, 20)
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -107,17 +107,6 @@ def test_every_shape_of_an_answer_is_read(answer: Any, rows: list[list[str]]) ->
     assert found(read_rows(answer, 2)) == rows
 
 
-def test_a_server_on_this_machine_is_asked_without_the_proxy_of_everything_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("NO_PROXY", "no_proxy", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    with Server(search_r1) as server:
-        assert found(ask(HttpRetriever([server.url]), ["a"])) == [[of("a")]]
-        assert found(ask(HttpRetriever([server.url.replace("127.0.0.1", "localhost")]), ["a"])) == [[of("a")]]
-
-
 @pytest.mark.parametrize("answer", [{"top_k_docs": ["a", "b"]}, {"result": ["a", "b"]}, [{"top_k_docs": ["a", "b"]}]])
 def test_a_single_querys_documents_may_come_without_a_row(answer: Any) -> None:
     assert found(read_rows(answer, 1)) == [["a", "b"]]
@@ -170,34 +159,17 @@ def test_other_dialects_are_spoken_where_they_are_asked_for(request_as: Any, sen
 
 
 @pytest.mark.parametrize(
-    ("status", "content", "said", "attempts"),
+    ("content", "said"),
     [
-        (404, b"Not Found", "answered HTTP 404", 1),
-        pytest.param(422, b'{"detail": "queries"}', "answered HTTP 422", 1, marks=pytest.mark.nightly),
-        (500, b"Internal Server Error", "HTTP 500", 3),
-        (200, b"<html>login</html>", "an answer that is not JSON: '<html>login", 3),
-        pytest.param(200, b'{"result": [[{"id": 1', "an answer that is not JSON", 3, marks=pytest.mark.nightly),
-        (299, b'{"result"', "HTTP 299|RemoteProtocolError", 1),
-        (200, b'{"result": []}', "0 rows for 2 queries", 3),
-        pytest.param(200, b"", "an answer that is not JSON", 3, marks=pytest.mark.nightly),
-        pytest.param(200, b"[" * 100_000, "an answer that is not JSON", 3, marks=pytest.mark.nightly),
-        pytest.param(
-            200,
-            b'{"result": [[{"contents": "a", "score": [1]}], []]}',
-            "a score that is no number",
-            3,
-            marks=pytest.mark.nightly,
-        ),
-        (200, b" " * ((16 << 20) + 1), "an answer of more than 16 MiB", 3),
+        (b'{"result": []}', "0 rows for 2 queries"),
+        (b'{"result": [[{"contents": "a", "score": [1]}], []]}', "a score that is no number"),
     ],
 )
-def test_a_server_that_misbehaves_fails_the_call_with_what_it_said(
-    status: int, content: bytes, said: str, attempts: int
-) -> None:
-    with Server(lambda _: (status, content)) as server:
+def test_an_answer_that_means_nothing_fails_the_call_with_what_it_said(content: bytes, said: str) -> None:
+    with Server(lambda _: (200, content)) as server:
         with pytest.raises(ToolError, match=said):
             ask(HttpRetriever([server.url], max_attempts=3, timeout_s=2), ["a", "b"])
-        assert len(server.requests) >= attempts
+        assert len(server.requests) == 3
 
 
 def test_nobody_there_and_nobody_answering_end_at_the_deadline() -> None:
@@ -251,13 +223,6 @@ def test_the_call_fails_where_every_server_refuses() -> None:
         with pytest.raises(ToolFault, match=message):
             ask(HttpRetriever([one.url, other.url, one.url]), ["a"])
         assert (len(one.requests), len(other.requests)) == (1, 1)
-
-
-def test_queries_that_every_server_refuses_are_no_fault_of_the_servers() -> None:
-    with Server(lambda _: (413, b"too long")) as one, Server(lambda _: (422, b"no")) as other:
-        with pytest.raises(ToolError, match="the queries are not what it takes") as refused:
-            ask(HttpRetriever([one.url, other.url]), ["a"])
-        assert not isinstance(refused.value, ToolFault)
 
 
 def test_a_remembered_query_is_answered_though_it_is_forgotten_meanwhile() -> None:

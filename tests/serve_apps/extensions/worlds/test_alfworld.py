@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
-import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from serve_apps.episode_spec import Script
 from serve_apps.extensions.worlds.workers import WorldWorkers
 from stores.types import EpisodeStatus, Task, Trace
 from tests.worlds.alfworld.demonstrator import demonstrate
-from tests.worlds.alfworld.games import FITS, HOLDS, KINDS, OPENABLE, PROPERTIES, TEXTS
+from tests.worlds.alfworld.games import KINDS
 from tests.worlds.alfworld.tasks import generate
 from tests.worlds.alfworld.workflow import PYTHON, ROOT, Alfworld
 
@@ -37,16 +35,6 @@ pytestmark = [
     ),
 ]
 NOTHING = "Nothing happens."
-TABLES = """
-import json
-from alfworld.gen.constants import OPENABLE_CLASS_LIST, VAL_ACTION_OBJECTS, VAL_RECEPTACLE_OBJECTS
-from alfworld.gen.goal_library import gdict
-print(json.dumps([
-    {name: sorted(things) for name, things in {**VAL_RECEPTACLE_OBJECTS, **VAL_ACTION_OBJECTS}.items()},
-    OPENABLE_CLASS_LIST,
-    {name: task["templates"] for name, task in gdict.items()},
-]))
-"""
 
 
 class Careful(random.Random):
@@ -181,73 +169,3 @@ def test_an_episode_that_is_played_again_shows_the_same_states(tasks: list[Task]
     assert after[: len(before) - 1] == before[:-1]
     assert after[len(before) - 1][0] == NOTHING and variant.answer == base.answer == "done"
     assert after[-1] == before[-1]
-
-
-async def test_alfworlds_expert_who_searches_wins_too(made: Callable[[str], WorldWorkers], tasks: list[Task]) -> None:
-    workers = made("Generated")
-    for task in tasks[: len(KINDS)]:
-        async with workers.session() as world:
-            seen = await world.reset({**settings_of(task), "expert": "handcoded"})
-            for _ in range(60):
-                if seen["is_done"]:
-                    break
-                seen = await world.step(seen["info"]["expert"][0])
-        assert seen["info"]["is_won"], task
-
-
-async def test_what_a_world_tells_beside_its_text_is_bounded(
-    made: Callable[[str], WorldWorkers], tasks: list[Task]
-) -> None:
-    workers = made("Generated")
-    async with workers.session() as world:
-        info = (await world.reset({**tasks[0].metadata, "max_commands": 5}))["info"]
-    assert len(info["commands"]) == 5 < info["num_commands"]
-    async with workers.session() as world:
-        whole = (await world.reset(settings_of(tasks[0])))["info"]
-    assert len(whole["commands"]) == whole["num_commands"] and len(json.dumps(whole)) < kind_of_world("Game").max_info
-
-
-@pytest.fixture
-async def textworld_game(tmp_path: Path) -> AsyncIterator[Path]:
-    """A game that TextWorld's own command makes."""
-    path = tmp_path / "simple.z8"
-    make = WITH_ALFWORLD.with_name("tw-make")
-    command = [
-        make,
-        "tw-simple",
-        "--rewards",
-        "dense",
-        "--goal",
-        "detailed",
-        "--seed",
-        "3",
-        "--output",
-        path,
-        "--silent",
-    ]
-    subprocess.run([str(word) for word in command], check=True, cwd=tmp_path, capture_output=True, timeout=300)
-    yield path
-
-
-async def test_a_game_of_textworld_is_played_by_the_same_class(
-    made: Callable[[str], WorldWorkers], textworld_game: Path
-) -> None:
-    async with made("Game").session() as world:
-        seen = await world.reset({"file": str(textworld_game), "expert": "planner"})
-        unknown = await world.step("sing\x00 loudly")
-        assert (unknown["reward"], unknown["is_done"], unknown["anchor"]) == (0.0, False, seen["anchor"])
-        total = 0.0
-        while not seen.get("is_done"):
-            seen = await world.step(seen["info"]["expert"][0])
-            total += seen["reward"]
-    assert seen["info"]["is_won"] and total == pytest.approx(1.0)
-
-
-def test_the_tables_of_the_generator_are_a_part_of_alfworlds() -> None:
-    printed = subprocess.run([WITH_ALFWORLD, "-c", TABLES], check=True, capture_output=True, text=True, timeout=120)
-    things, openable, templates = json.loads(printed.stdout.splitlines()[-1])
-    holds = {name.lower(): {thing.lower() for thing in of} for name, of in things.items()}
-    assert all(holds[place] >= set(own) for place, own in HOLDS.items())
-    assert all(holds[name] >= set(FITS[kind]) for kind, name in PROPERTIES.items())
-    assert {name.lower() for name in openable} & HOLDS.keys() == set(OPENABLE)
-    assert all(templates[task_type][0] == TEXTS[kind] for kind, task_type in KINDS.items())

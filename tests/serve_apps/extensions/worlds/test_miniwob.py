@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import one_group
 import psutil
@@ -19,7 +15,7 @@ import pytest
 from one_group import saying
 
 from pipelines.tasks.splits import settings_of
-from serve_apps.authoring.agent import AuthorError, ToolFault
+from serve_apps.authoring.agent import ToolFault
 from serve_apps.authoring.environment import Environment
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.team import AgentCall
@@ -27,7 +23,7 @@ from serve_apps.episode_spec import Script
 from serve_apps.extensions.worlds.workers import SCRIPT, WorldWorkers, workers_of
 from stores.types import Cause, EpisodeStatus, Task, Trace
 from tests.venvs import make_venv
-from tests.worlds.miniwob.demonstrator import LINE, demonstrate, right_element
+from tests.worlds.miniwob.demonstrator import demonstrate
 from tests.worlds.miniwob.tasks import PAGES, generate
 from tests.worlds.miniwob.workflow import ROOT, Browsing
 
@@ -39,18 +35,6 @@ pytestmark = [
 ]
 NOTHING = "\nNothing happens."
 FACTORY = "tests.worlds.miniwob.world:Page"
-PACKAGES_OWN = """
-import json, sys
-import gymnasium, miniwob
-gymnasium.register_envs(miniwob)
-shown = []
-for page, seed in json.loads(sys.argv[1]):
-    page_env = gymnasium.make(f"miniwob/{page}-v1").unwrapped
-    seen, _ = page_env.reset(seed=seed)
-    shown.append([seen["utterance"], {e["ref"]: e["tag"] for e in seen["dom_elements"]}])
-    page_env.close()
-print(json.dumps(shown))
-"""
 
 
 class Careful(random.Random):
@@ -127,23 +111,6 @@ def knows(task: Task) -> Callable[[AgentCall], str]:
     return lambda call: demonstrate(call.agent, task, call.inputs, Careful())
 
 
-def errs(task: Task) -> Callable[[AgentCall], str]:
-    """The reader names another button, or at once the one that submits, or boxes that nobody asked for before that."""
-
-    def says(call: AgentCall) -> str:
-        if call.agent == "actor":
-            return demonstrate("actor", task, call.inputs, Careful())
-        elements = [m for m in map(LINE.fullmatch, call.inputs["see"].split("\n")[1:]) if m]
-        asked = call.inputs["see"].partition("\n")[0]
-        buttons = [e for e in elements if e["tag"] == "button"]
-        right = next((e["text"] for e in elements if e["number"] == right_element(call.inputs["see"])), None)
-        wrong = [e for e in elements if e["tag"] == "input_checkbox" and (e["value"] == "on") == (e["text"] in asked)]
-        other = [e for e in buttons if e["text"] != right]
-        return f"<ELEMENT>{(wrong or other or buttons)[0]['number']}</ELEMENT>"
-
-    return says
-
-
 def acting(actions: list[str]) -> Callable[[AgentCall], str]:
     """The reader names nothing, the actor does one thing after the other."""
     left = iter(actions)
@@ -162,22 +129,6 @@ def test_twenty_episodes_on_four_kinds_of_pages_are_won_by_who_knows_how(flow: B
         assert steps[-1].response["info"] == {"page": trace.task.source, "raw_reward": 1.0, "is_won": True}
         reader, actor = trace.turns[0], trace.turns[1]
         assert actor.parents == (first.call_index, reader.turn_index) and steps[0].parents == (actor.turn_index,)
-
-
-def test_wrong_elements_earn_nothing(flow: Browsing) -> None:
-    tasks = [task for task in generate(seed=3, split="test", count=40) if has_a_wrong_way(task)][:12]
-    traces = [play(flow, task, errs(task)) for task in tasks]
-    assert {trace.task.source for trace in traces} == {"click-test-2", "enter-text", "click-checkboxes"}
-    assert {trace.status for trace in traces} == {EpisodeStatus.OK}
-    for trace in traces:
-        last = trace.tool_calls[-1].response
-        assert (trace.answer, last["is_done"], last["info"]["is_won"]) == ("0", True, False), trace.task
-        assert last["info"]["raw_reward"] < 0
-
-
-def has_a_wrong_way(task: Task) -> bool:
-    """Some pages with buttons have a single one."""
-    return task.source != "click-button"
 
 
 def test_what_is_impossible_is_answered_and_changes_nothing(flow: Browsing) -> None:
@@ -202,18 +153,6 @@ def test_what_is_impossible_is_answered_and_changes_nothing(flow: Browsing) -> N
     assert {call.response["anchor"] for call in steps} == {first.response["anchor"]}
 
 
-def test_a_page_waits_for_those_who_think_longer_than_its_clock_allows(flow: Browsing) -> None:
-    task = Task(task_id="t", prompt="p", answers=(), metadata={"page": "click-test-2", "seed": 1})
-
-    def thinks(call: AgentCall) -> str:
-        time.sleep(
-            11 if call.agent == "actor" else 0
-        )  # MiniWoB++ ends a page after 10 s, and lowers its reward until then
-        return knows(task)(call)
-
-    assert play(flow, task, thinks).answer == "1"
-
-
 def test_an_episode_that_is_played_again_shows_the_same_page(flow: Browsing) -> None:
     (task,) = generate(seed=5, split="train", count=1, pages=["click-checkboxes"])
     base = play(flow, task, knows(task))
@@ -225,37 +164,6 @@ def test_an_episode_that_is_played_again_shows_the_same_page(flow: Browsing) -> 
     before, after = ([call.response for call in trace.tool_calls] for trace in (base, other))
     assert after[: len(before) - 1] == before[:-1] and after[-1] == before[-1]
     assert after[len(before) - 1]["text"] == before[-2]["text"] + NOTHING
-
-
-async def test_the_same_seed_asks_the_same_as_in_miniwobs_own_class(python: str, workers: WorldWorkers) -> None:
-    asked = [(page, seed) for page in (*PAGES, "click-option", "email-inbox") for seed in (7, 8)]
-    shown = [await _shown(workers, page, seed) for page, seed in asked]
-    again = WorldWorkers(Environment(FACTORY, python=python, paths=(str(ROOT),), is_isolated=True))
-    try:
-        assert [await _shown(again, page, seed) for page, seed in reversed(asked)] == shown[::-1]
-    finally:
-        again.end()
-    with TemporaryDirectory() as folder:  # the package's own class leaves files of its browsers
-        told = subprocess.run(
-            [python, "-c", PACKAGES_OWN, json.dumps(asked)],
-            capture_output=True,
-            text=True,
-            timeout=200,
-            env={**os.environ, "TMPDIR": folder},
-        )
-    assert told.returncode == 0, told.stderr
-    for text, (utterance, tags) in zip(shown, json.loads(told.stdout.splitlines()[-1]), strict=True):
-        first, *lines = text.split("\n")
-        assert first == " ".join(utterance.split())
-        numbered = [line.split()[:2] for line in lines if line[0].isdigit()]
-        assert numbered and all(tags[number] == tag.rstrip(":") for number, tag in numbered), text
-    differing = dict(zip(asked, shown, strict=True))
-    assert all(differing[page, 7] != differing[page, 8] for page in PAGES[1:])
-
-
-async def _shown(workers: WorldWorkers, page: str, seed: int) -> str:
-    async with workers.session() as world:
-        return str((await world.reset({"page": page, "seed": seed}))["text"])
 
 
 @pytest.mark.parametrize("what", ["driver", "browser", "renderer"])
@@ -330,30 +238,3 @@ def test_nothing_is_left_of_a_browser_when_its_owner_dies(python: str) -> None:
     assert_gone(started, folder=folder)
     worker.wait(timeout=10)
     worker.stdout.close()
-
-
-async def test_two_pages_at_once_and_an_unknown_page_are_refused_with_the_fix(python: str) -> None:
-    workers = WorldWorkers(Environment(FACTORY, python=python, paths=(str(ROOT),)))
-    try:
-        async with workers.session() as one, workers.session() as other:
-            await one.reset({"page": "click-test-2", "seed": 0})
-            with pytest.raises(AuthorError, match=r"another page open: declare Environment.*is_isolated=True"):
-                await other.reset({"page": "click-test-2", "seed": 0})
-            assert (await one.step("click 4"))["reward"] == 1.0
-        for page in ("click-nothing", "../miniwob/click-test", ""):
-            async with workers.session() as world:
-                with pytest.raises(AuthorError, match=r"MiniWoB.. has no such page; it has .*click-test-2, "):
-                    await world.reset({"page": page, "seed": 0})
-    finally:
-        workers.end()
-
-
-async def test_a_long_page_is_cut_and_its_elements_can_still_be_used(workers: WorldWorkers) -> None:
-    async with workers.session() as world:
-        whole: dict[str, Any] = await world.reset({"page": "email-inbox", "seed": 5})
-    async with workers.session() as world:
-        cut = await world.reset({"page": "email-inbox", "seed": 5, "max_characters": 300})
-        assert len(whole["text"]) > 1000 > 310 > len(cut["text"]) and "\n...\n" in cut["text"]
-        assert cut["anchor"] == whole["anchor"]
-        number = next(line.split()[0] for line in whole["text"].split("\n") if line.endswith("span: open-search"))
-        assert not (await world.step(f"click {number}"))["text"].endswith(NOTHING)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from odd_worlds import Corridor, Raising
 from openenv_server import Server, serving, serving_in_a_thread
-from websockets.asyncio.server import serve
 
 from serve_apps.authoring.agent import AuthorError, ToolFault, ToolRaised
 from serve_apps.authoring.environment import Environment
@@ -72,17 +71,6 @@ async def test_a_server_that_stays_full_or_is_gone_is_a_fault_of_the_infrastruct
             await world.reset({})
     with pytest.raises(ToolFault, match=r"http://127\.0\.0\.1:\d+ cannot be reached: "):
         await reach(kind(server))
-
-
-async def test_what_is_no_openenv_server_is_said_at_once() -> None:
-    async def refuse(connection: Any, request: Any) -> Any:
-        return connection.respond(404, "not here")
-
-    async with serve(lambda _: None, "127.0.0.1", 0, process_request=refuse) as listening:
-        port = next(iter(listening.sockets)).getsockname()[1]
-        async with openenv_session(Environment(url=f"http://127.0.0.1:{port}")) as world, asyncio.timeout(5):
-            with pytest.raises(ToolFault, match=r"cannot be reached: .*404.*: is it an OpenEnv server"):
-                await world.reset({})
 
 
 async def test_a_server_that_is_started_again_is_waited_for() -> None:
