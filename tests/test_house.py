@@ -23,7 +23,8 @@ ONE_CALLER = {
         "stores.weights.loading",
         "train_loops.worker.trainer_supervisor",
     ),
-    ),
+    "a formula or a model": ("pipelines.evaluation.betting",),
+    "a protocol or a format": ("pipelines.report.chrome_trace", "stores.journal.schema"),
     "the commands or routes of one subject": (
         "pipelines.cli.main",
         "pipelines.cli.new_team",
