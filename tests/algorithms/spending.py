@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt  # after the backend that needs no display is ch
 from pipelines.config.sections import PromoteConfig
 from pipelines.evaluation.gate import Evidence, Verdict, decide_promotion
 from pipelines.evaluation.statistics import Interval
-from serve_apps.extensions.orchestration.orchestrated import ORCHESTRATOR
+from serve_apps.extensions.orchestration.steps import ORCHESTRATOR
 from stores.types import Task, Trace
 from tests.algorithms.table import Results
 
