@@ -47,6 +47,8 @@ class Extension:
     ToolFault where a server takes no connection. The first extension that names one counts."""
     tools: Mapping[str, str] = field(default_factory=dict)
     """Key in an entry of a declared workflow's `tools` -> `make(name, settings) -> Tool`, which raises TypeError for other settings."""
+    stacks: str = ""
+    """`add(path: Path) -> None`, which adds what the processes of a stage that hangs are doing to a file with the stacks of this one."""
     routes: str = ""
     """`add_to(api: FastAPI, service: Service) -> AsyncContextManager | None`, which adds routes to a gateway, before it serves; what it
     returns is entered when the gateway starts, and left when it ends."""

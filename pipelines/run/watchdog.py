@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
+import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
@@ -31,13 +35,12 @@ import psutil
 from pipelines.cluster.connect import is_answering, memory_deaths
 from pipelines.cluster.faults import ClusterLost, OutOfMemory, diagnose
 from pipelines.cluster.owner_links import stage_owner
-from pipelines.cluster.stack_dumps import stack_dump_file, write_stack_dumps
+from stores.by_name import open_by_name
+from stores.extensions import extensions
 from stores.journal.waiting import Wait, collected
 from stores.logs import bound
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pipelines.run.run import Run
     from stores.journal.journal import Lease, StageKey
 
@@ -236,8 +239,8 @@ class Watchdog:
 
     def _dump_stacks(self, why: str, what: str) -> Path:
         group = f"-{self._key.model_group}" if self._key.model_group else ""
-        path = stack_dump_file(self._run.folder, f"{self._key.stage}-{self._key.iteration}{group}")
-        _bounded(lambda: write_stack_dumps(path, title=f"{self._key}: {why}; {what}"), STACKS_TIMEOUT_S)
+        path = stacks_file(self._run.folder, f"{self._key.stage}-{self._key.iteration}{group}")
+        _bounded(lambda: write_stacks(path, title=f"{self._key}: {why}; {what}"), STACKS_TIMEOUT_S)
         return path
 
     def _end_what_hangs(self) -> None:
@@ -287,6 +290,24 @@ class Watchdog:
     def _on_signal(self, *_: Any) -> None:
         if not self._is_over.is_set():
             raise GivenUp
+
+
+def stacks_file(folder: str, name: str) -> Path:
+    """`<folder>/stacks/<name>-<time>.txt`; where `folder` is a URI, below the folder for temporary files."""
+    root = Path(tempfile.gettempdir()) / "troupe" if "://" in folder else Path(folder)
+    return root / "stacks" / f"{name}-{time.strftime('%Y%m%dT%H%M%S')}.txt"
+
+
+def write_stacks(path: Path, *, title: str) -> None:
+    """Writes what this process is doing, and what extensions know of the other processes of its stage."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        file.write(f"{title}\n\n== this process, {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        faulthandler.dump_traceback(file=file, all_threads=True)
+    for extension in extensions():
+        if extension.stacks:
+            open_by_name(extension.stacks, place=f"extension {extension.name}")(path)
 
 
 def end_process(code: int) -> None:

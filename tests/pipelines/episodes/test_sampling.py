@@ -15,7 +15,6 @@ import pytest
 from seen_spans import collector, tree_of
 from test_watchdog import KEY, fake_run, stacks_of
 
-from pipelines.cluster.stack_dumps import processes_of
 from pipelines.config.sections import BudgetConfig, CollectConfig
 from pipelines.episodes.collector import end_collectors
 from pipelines.episodes.sampling import InfrastructureFailures, Pass, PromptsTooLong, Sampled, sample_episodes
@@ -208,6 +207,8 @@ def test_prompts_that_do_not_fit_into_the_context_are_bad_input(
 
 def collectors_here() -> list[psutil.Process]:
     from ray._private.worker import global_worker
+
+    from pipelines.extensions.stacks.stacks import processes_of
 
     def is_collector(process: psutil.Process) -> bool:
         try:

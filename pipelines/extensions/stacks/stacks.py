@@ -1,23 +1,18 @@
-"""stack_dumps: every process that works for a run, on every node -> one text file of what each of them is doing.
+"""stacks: every process that works for a run, on every node -> what each of them is doing, at the end of a text file.
 
-    this process ── faulthandler ──┐
-    this machine ── py-spy ────────┼──> <run folder>/stacks/<stage>-<iteration>-<time>.txt
+    this machine ── py-spy ────────┬──> <run folder>/stacks/<stage>-<iteration>-<time>.txt
     other nodes  ── a Ray task each┘
 
-Which ones: this process, and below the raylets of its Ray session every worker that has a task or an actor, with what
+Which ones: below the raylets of its Ray session every worker that has a task or an actor, with what
 they started: collectors, replicas and their engines, trainers with controller and supervisor. On a cluster that several
 runs share, theirs too. py-spy reads from outside, so that a process that hangs in C or was stopped is shown as well.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,33 +26,22 @@ MAX_PROCESSES = 64
 """Per machine."""
 DUMP_TIMEOUT_S = 10.0
 NODES_TIMEOUT_S = 20.0
-WITHOUT_TASK = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::stack_dumps_here")
+WITHOUT_TASK = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::stacks_here")
 
 
-def stack_dump_file(folder: str, name: str) -> Path:
-    """`<folder>/stacks/<name>-<time>.txt`; where `folder` is a URI, below the folder for temporary files."""
-    root = Path(tempfile.gettempdir()) / "troupe" if "://" in folder else Path(folder)
-    return root / "stacks" / f"{name}-{time.strftime('%Y%m%dT%H%M%S')}.txt"
-
-
-def write_stack_dumps(path: Path, *, title: str) -> None:
-    """Writes the file, nearest processes first; a node that does not answer in NODES_TIMEOUT_S is named in it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        file.write(f"{title}\n\n== this process, {socket.gethostname()}\n")
-        file.write(f"{_headline(psutil.Process())}\n")
+def add_stacks(path: Path) -> None:
+    """Adds to the file, nearest processes first; a node that does not answer in NODES_TIMEOUT_S is named in it."""
+    session = session_name()
+    if not session:
+        return
+    with path.open("a") as file:  # part by part: a later part that fails leaves the earlier ones
+        file.write(f"\n== processes of {session} on this machine\n{stacks_here(session)}\n")
         file.flush()
-        faulthandler.dump_traceback(file=file, all_threads=True)
-    with path.open("a") as file:  # appended part by part: a later part that fails leaves the earlier ones
-        session = session_name()
-        if session:
-            file.write(f"\n== processes of {session} on this machine\n{stack_dumps_here(session)}\n")
-            file.flush()
-            for node, text in _stack_dumps_elsewhere(session):
-                file.write(f"\n== processes of {session} on node {node}\n{text}\n")
+        for node, text in _stacks_elsewhere(session):
+            file.write(f"\n== processes of {session} on node {node}\n{text}\n")
 
 
-def stack_dumps_here(session: str) -> str:
+def stacks_here(session: str) -> str:
     """The stacks of the session's processes on this machine."""
     chosen = list(processes_of(session))
     with ThreadPoolExecutor(max_workers=4) as pool:
@@ -128,7 +112,7 @@ def _py_spy() -> str | None:
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
-def _stack_dumps_elsewhere(session: str) -> list[tuple[str, str]]:
+def _stacks_elsewhere(session: str) -> list[tuple[str, str]]:
     """(address, stacks) of every other machine of the cluster."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -137,7 +121,7 @@ def _stack_dumps_elsewhere(session: str) -> list[tuple[str, str]]:
     others = {
         n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeManagerAddress"] != here
     }
-    task: Any = ray.remote(num_cpus=0, max_retries=0)(stack_dumps_here)
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(stacks_here)
     pending = {
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(session): address
         for address, node in others.items()

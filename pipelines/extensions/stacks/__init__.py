@@ -1,0 +1,1 @@
+"""What the processes of a run are doing when a stage hangs."""
