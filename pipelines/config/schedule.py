@@ -1,12 +1,12 @@
 """schedule: settings of a run that something else drives: when it runs, what makes it skip, where its jobs are sent.
 
-Pydantic only: Airflow parses run configs with it.
+Pydantic only, and croniter where Airflow is, which parses run configs with it.
 """
 
 from __future__ import annotations
 
-import re
 from datetime import date
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -15,14 +15,6 @@ from pydantic import Field, field_validator, model_validator
 from stores.settings import Settings
 
 PRESETS = ("@once", "@continuous", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
-LONGEST_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-CRON_FIELDS = (
-    ("minute", 0, 59, ""),
-    ("hour", 0, 23, ""),
-    ("day of month", 1, 31, ""),
-    ("month", 1, 12, "jan feb mar apr may jun jul aug sep oct nov dec"),
-    ("day of week", 0, 7, "sun mon tue wed thu fri sat"),
-)
 
 
 class ScheduleConfig(Settings):
@@ -154,36 +146,25 @@ def check_address(address: str) -> str:
 
 
 def check_cron(text: str) -> None:
-    """Raises ValueError that names the field at fault."""
-    fields = text.split()
-    if len(fields) != 5:
-        presets = ", ".join(PRESETS)
+    """Raises ValueError for what is no time of cron, or a day that no month has.
+
+    croniter comes with Airflow, which is all that reads it; where it is not installed only the number of fields is looked at.
+    """
+    presets = ", ".join(PRESETS)
+    if len(text.split()) != 5:
         raise ValueError(
-            f"{text!r} has {len(fields)} fields, cron has 5 (minute hour day month weekday), or: {presets}"
+            f"{text!r} has {len(text.split())} fields, cron has 5 (minute hour day month weekday), or: {presets}"
         )
-    for field, (name, low, high, words) in zip(fields, CRON_FIELDS, strict=True):
-        known = {word: str(low + n) for n, word in enumerate(words.split())}
-        for part in field.lower().split(","):
-            shape = re.fullmatch(r"(?:\*|(\w+)(?:-(\w+))?)(?:/(\d+))?", part)
-            ends = [known.get(end, end) for end in shape.groups()[:2] if end] if shape else [""]
-            if not all(end.isdigit() and low <= int(end) <= high for end in ends) or (shape and shape[3] == "0"):
-                raise ValueError(f"{text!r}: {part!r} is no {name} ({low} to {high}, *, ranges a-b, steps */n)")
-    first_day = min(_values(2, fields[2]))
-    # With a weekday that is not `*`, cron fires on those weekdays, too; a list with `*` in it is `*`.
-    if "*" in fields[4].split(",") and all(first_day > LONGEST_MONTHS[month - 1] for month in _values(3, fields[3])):
-        raise ValueError(f"{text!r} never fires: no month {fields[3]!r} has a day {fields[2]!r}")
+    if find_spec("croniter") is None:
+        return
+    from croniter import CroniterBadDateError, CroniterError, croniter
 
-
-def _values(number: int, field: str) -> set[int]:
-    """Returns the values of a valid field, by its place in the expression; `31-1` goes round."""
-    _, low, high, words = CRON_FIELDS[number]
-    known = {word: low + n for n, word in enumerate(words.split())}
-    values: set[int] = set()
-    for part in field.lower().split(","):
-        span, _, step = part.partition("/")
-        first, _, last = span.partition("-")
-        start = low if first == "*" else known[first] if first in known else int(first)
-        end = known[last] if last in known else int(last) if last else high if first == "*" or step else start
-        around = range(start, end + 1 if start <= end else end + 2 + high - low)
-        values.update(low + (value - low) % (high - low + 1) for value in around[:: int(step or 1)])
-    return values
+    try:
+        croniter(text).get_next()
+    except CroniterBadDateError:
+        raise ValueError(f"{text!r} never fires: no month that it names has such a day") from None
+    except CroniterError as error:
+        raise ValueError(
+            f"{text!r} is no time of cron ({error}): minute (0 to 59), hour (0 to 23), day (1 to 31), month (1 to 12), weekday (0 to 7), "
+            "each of them *, numbers, ranges a-b or steps */n"
+        ) from None

@@ -140,7 +140,7 @@ def test_every_invalid_config_is_named_with_key_and_fix_and_nothing_else_fails(p
     assert list(parsed["errors"]) == ["invalid_runs.py"]
     said = parsed["errors"]["invalid_runs.py"]
     assert "misspelt.yaml: unknown key 'schedul': did you mean 'schedule'?" in said
-    assert "cron.yaml: schedule.cron: '99 * * * *': '99' is no minute (0 to 59" in said
+    assert "cron.yaml: schedule.cron: '99 * * * *' is no time of cron" in said
     assert "twice.yaml: run 'small' is that of" in said
     assert "no_yaml.yaml is not YAML" in said
     assert "no_day.yaml is not YAML: day is out of range" in said

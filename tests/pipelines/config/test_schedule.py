@@ -20,10 +20,17 @@ def load(**changes: Any) -> Any:
 
 @pytest.mark.parametrize(
     "cron",
-    ["0 2 * * *", "*/5 0-6,22 1 jan-mar mon", "@daily", "@continuous", "", "0 0 29 2 *", "0 0 31 2,3 *", "0 0 31 2 mon",
-     "0 0 30-31 4 *", "0 0 31 */2 *", "0 0 31 feb sun-fri", "0 0 31-1 2 *", "0 0 31 nov-jan *", "0 0 */30 2 *", "0 0 31 2 0-6",
-     "0 0 31 2 */2,1", "0 0 31,* 2 *,1"],
-)  # fmt: skip
+    [
+        "0 2 * * *",
+        "*/5 0-6,22 1 jan-mar mon",
+        "@daily",
+        "@continuous",
+        "",
+        "0 0 29 2 *",
+        "0 0 31 2 mon",
+        "0 0 31-1 2 *",
+    ],
+)
 def test_cron_and_presets_are_taken(cron: str) -> None:
     assert load(schedule__cron=cron).schedule.cron == cron
 
@@ -31,16 +38,12 @@ def test_cron_and_presets_are_taken(cron: str) -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"cron": "61 * * * *"}, r"schedule.cron: '61 \* \* \* \*': '61' is no minute \(0 to 59"),
+        ({"cron": "61 * * * *"}, r"schedule.cron: '61 \* \* \* \*' is no time of cron .*: minute \(0 to 59"),
         ({"cron": "* * *"}, "has 3 fields, cron has 5"),
         ({"cron": "@dayly"}, "has 1 fields, cron has 5.*@daily"),
-        ({"evaluate": "0 25 * * *"}, "schedule.evaluate.*'25' is no hour"),
-        ({"cron": "0 0 31 2 *"}, r"schedule.cron: '0 0 31 2 \*' never fires: no month '2' has a day '31'"),
-        ({"cron": "0 0 31 2 *,1"}, r"'0 0 31 2 \*,1' never fires"),
-        ({"cron": "0 0 31 2 mon,*"}, "never fires"),
-        ({"evaluate": "0 0 30,31 feb *"}, r"schedule.evaluate: .* never fires"),
+        ({"evaluate": "0 25 * * *"}, r"schedule.evaluate: '0 25 \* \* \*' is no time of cron .*hour \(0 to 23"),
+        ({"cron": "0 0 31 2 *"}, r"schedule.cron: '0 0 31 2 \*' never fires: no month that it names has such a day"),
         ({"maintain": "0 0 31 4-6/2,9,nov *"}, r"schedule.maintain: .* never fires"),
-        ({"cron": "0 0 31 4/5 *"}, "never fires"),
         ({"timezone": "Mars/Base"}, "'Mars/Base' is not a time zone"),
         ({"on_assets": ["nightly"]}, "'nightly' is not a URI: an asset is named like troupe://team/nightly"),
         ({"cron": "@daily", "on_assets": ["a://b"]}, "cannot be joined with on_assets: write it as five fields"),
