@@ -47,6 +47,8 @@ class Extension:
     ToolFault where a server takes no connection. The first extension that names one counts."""
     tools: Mapping[str, str] = field(default_factory=dict)
     """Key in an entry of a declared workflow's `tools` -> `make(name, settings) -> Tool`, which raises TypeError for other settings."""
+    begins: str = ""
+    """`lines(run: Run) -> list[str]`, what is said once version 0 of a run is there, before its iterations; ValueError ends it."""
     stacks: str = ""
     """`add(path: Path) -> None`, which adds what the processes of a stage that hangs are doing to a file with the stacks of this one."""
     routes: str = ""
@@ -74,6 +76,17 @@ def extensions() -> tuple[Extension, ...]:
                     )
             found.append(extension)
     return tuple(found)
+
+
+def ask(hook: str, *given: Any) -> list[str]:
+    """Returns the lines that the extensions with a hook have to say, one extension after another. Args: hook: a field of `Extension`."""
+    paths = {extension.name: getattr(extension, hook) for extension in extensions()}
+    return [
+        line
+        for name, path in paths.items()
+        if path
+        for line in open_by_name(path, place=f"extension {name}")(*given) or ()
+    ]
 
 
 def section_models(core: Collection[str] = ()) -> dict[str, Any]:

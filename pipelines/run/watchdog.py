@@ -35,8 +35,7 @@ import psutil
 from pipelines.cluster.connect import is_answering, memory_deaths
 from pipelines.cluster.faults import ClusterLost, OutOfMemory, diagnose
 from pipelines.cluster.owner_links import stage_owner
-from stores.by_name import open_by_name
-from stores.extensions import extensions
+from stores.extensions import ask
 from stores.journal.waiting import Wait, collected
 from stores.logs import bound
 
@@ -305,9 +304,7 @@ def write_stacks(path: Path, *, title: str) -> None:
         file.write(f"{title}\n\n== this process, {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         faulthandler.dump_traceback(file=file, all_threads=True)
-    for extension in extensions():
-        if extension.stacks:
-            open_by_name(extension.stacks, place=f"extension {extension.name}")(path)
+    ask("stacks", path)
 
 
 def end_process(code: int) -> None:

@@ -28,7 +28,6 @@ from pipelines.report.record import REPORT_FILES, finish_parent, open_parent, re
 from pipelines.report.summaries import iteration_summary
 from pipelines.run.iteration import NotDone
 from pipelines.run.iterations import unfinished_iterations
-from pipelines.run.kept_weights import check_disk
 from pipelines.run.run import Run
 from pipelines.run.serving import start
 from pipelines.run.stored_runs import stored_run
@@ -37,6 +36,7 @@ from pipelines.runners.begin import make_version_zero, measure_last, measure_tea
 from pipelines.stages.steps import DoStep, complete, do_step, wait_for_end
 from pipelines.stages.table import Step, engine_order
 from pipelines.stages.train import trainer_of
+from stores.extensions import ask
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Collected, Decided, Measured, Scored, Trained
 from stores.types import ModelVersionRef
@@ -61,7 +61,7 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
     with screen.stage("warm start") as progress:
         make_version_zero(run, progress=progress)
     todo = unfinished_iterations(run)
-    for line in check_disk(run) if todo else ():
+    for line in ask("begins", run) if todo else ():
         screen.say(line)
     with _Records(run) as records, wall:
         if todo or run.iteration(config.iterations).find(Measured) is None:

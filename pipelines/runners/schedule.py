@@ -23,12 +23,12 @@ from pipelines.report.record import finish_parent, record
 from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration
 from pipelines.run.iterations import QUIET_S, free_iteration, next_iteration, say_at_work
-from pipelines.run.kept_weights import check_disk
 from pipelines.run.run import Run
 from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
 from pipelines.runners.validate import check_tasks
 from pipelines.stages.steps import do_step, settle
 from pipelines.stages.table import STAGES, Step
+from stores.extensions import ask
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Decided, Evaluated, Measured, WarmStarted
 
@@ -58,7 +58,7 @@ def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, scre
         screen.measured("before", before)
     if iteration is None:
         assert following is not None, "skipped above"
-        for line in check_disk(run):
+        for line in ask("begins", run):
             screen.say(line)
         iteration = take(run, claim, otherwise=following)
     since = next(row.created_at for row in run.journal.runs() if row.run_id == run.run_id)

@@ -26,7 +26,7 @@ from serve_apps.config import CPU_HEAD_SIZES
 from serve_apps.engines.port import KINDS, engine_class
 from serve_apps.workflows.alone import task_input
 from stores.by_name import check_extension, open_by_name
-from stores.extensions import extensions
+from stores.extensions import ask
 from stores.team_code import collect_code
 from stores.types import FILTERS, Task, families
 from stores.weights.model_folder import why_windowed
@@ -49,10 +49,7 @@ def check(config: RunConfig) -> list[str]:
     _check_environments(config, workflow)
     notes = [*unread_notes(config), *_check_models(config, workflow), *workflow.preflight(), *check_tools(workflow)]
     notes += _notes_on_code(config)
-    for extension in extensions():
-        if extension.notes:
-            notes += open_by_name(extension.notes, place=f"extension {extension.name}")(config)
-    return notes
+    return notes + ask("notes", config)
 
 
 def _notes_on_code(config: RunConfig) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pipelines.config.run_config import load_config
-from pipelines.run import kept_weights
-from pipelines.run.kept_weights import check_disk, disk_needs
+from pipelines.extensions.model_plan import disk
+from pipelines.extensions.model_plan.disk import check_disk, disk_needs
 from pipelines.run.run import Run
 from stores.files import write_file
 from stores.journal.stage_results import Decided
@@ -20,7 +20,7 @@ from stores.weights.manifest import Probe
 
 pytestmark = pytest.mark.fast
 
-SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+SMALL = Path(__file__).parents[3] / "e2e" / "small.yaml"
 MILLION = 1_000_000
 
 
@@ -34,7 +34,7 @@ def run_of(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) ->
         probe = Probe(sequences=((1, 2),), logprobs=((-0.1,),))
         run.weights.commit(tiny_model, model_group="team", version=0, parent=None, run_id="r", iteration=0, probe=probe)
         large = SimpleNamespace(size_bytes=540 * MILLION, tensors={"w": ("F32", (135, MILLION))}, base=None)
-        monkeypatch.setattr(kept_weights, "read_manifest", lambda ref: large)
+        monkeypatch.setattr(disk, "read_manifest", lambda ref: large)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         return run
 
