@@ -41,14 +41,19 @@ pytestmark = pytest.mark.test
 SMALL = Path(__file__).parents[3] / "e2e" / "small.yaml"
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=[pytest.mark.needs_program("psql"), pytest.mark.nightly])])
+S3 = pytest.param("s3", marks=[pytest.mark.needs_program("psql"), pytest.mark.nightly])
+EVERYWHERE = pytest.mark.parametrize("run", ["local", S3], indirect=True)
+
+
+@pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run that keeps two iterations and one earlier champion, on this disk or on S3 and PostgreSQL."""
+    """A run that keeps two iterations and one earlier champion, on this disk, or where a test is for `EVERYWHERE` on S3 and PostgreSQL."""
+    place = getattr(request, "param", "local")
     monkeypatch.setenv("TROUPE_CACHE", str(tmp_path / "cache"))
-    tracking, artifacts = request.getfixturevalue("mlflow_sqlite" if request.param == "local" else "mlflow_postgres")
+    tracking, artifacts = request.getfixturevalue("mlflow_sqlite" if place == "local" else "mlflow_postgres")
     changes: dict[str, Any] = {
-        "run": f"kept-{request.param}-{time.time_ns()}",
-        "storage.root": str(tmp_path / "runs") if request.param == "local" else request.getfixturevalue("s3_uri"),
+        "run": f"kept-{place}-{time.time_ns()}",
+        "storage.root": str(tmp_path / "runs") if place == "local" else request.getfixturevalue("s3_uri"),
         "storage.journal": f"sqlite:///{tmp_path}/journal.db",
         "storage.mlflow": tracking,
         "storage.artifacts": artifacts,
@@ -91,9 +96,9 @@ def size_of(place: str) -> int:
     return sum(file.size_bytes for file in list_files(place))
 
 
+@EVERYWHERE
 def test_what_finished_stages_refer_to_stays_and_the_rest_goes(run: Run, play: Play) -> None:
-    for k in range(7):
-        play(run, k)
+    played(run, play, 7)
     before, size_before = contents(run), size_of(run.folder)
     leftover = f"{run.weights.uri_of(GROUP, 99)}/model.safetensors"
     write_file(leftover, b"x" * 1000)
@@ -124,18 +129,16 @@ def test_what_finished_stages_refer_to_stays_and_the_rest_goes(run: Run, play: P
     assert [row.iteration for row in run.journal.stages(f"{run.run_id}/maintain")] == [0, 1]
 
 
+@EVERYWHERE
 def test_leftovers_go_when_they_are_old(run: Run, play: Play) -> None:
-    for k in range(2):
-        play(run, k)
+    played(run, play, 2)
     checkpoints = f"{run.folder}/checkpoints/{run.run_id}-{GROUP}"
     for name in (f"{GROUP}-v1-0123abcd/policy.json", "checkpoint_manager_snapshot.json"):
         write_file(f"{checkpoints}/{name}", b"{}")
     write_file(f"{run.weights.uri_of(GROUP, 9)}/try-0123456789ab/model.safetensors", b"x" * 10)
     write_file(f"{run.weights.uri_of(GROUP, 1)}/notes.txt", b"beside a manifest")
     assert plan(run).leftovers == plan(run).checkpoints == {}, "they may belong to somebody who is at it"
-    impatient = Run(
-        run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update={"leftover_hours": 1e-9})})
-    )
+    impatient = with_settings(run, leftover_hours=1e-9)
     chosen = plan(impatient)
     assert list(chosen.leftovers.values()) == [10]
     assert list(chosen.checkpoints) == [f"{checkpoints}/{GROUP}-v1-0123abcd"]
@@ -150,6 +153,11 @@ def test_leftovers_go_when_they_are_old(run: Run, play: Play) -> None:
     assert run.weights.versions(GROUP) == [0, 1]
 
 
+def played(run: Run, play: Play, count: int) -> None:
+    for k in range(count):
+        play(run, k)
+
+
 def checkpoints_left(run: Run) -> list[int]:
     return sorted(version_of_checkpoint(folder) for folder in checkpoint_files(run))
 
@@ -159,9 +167,9 @@ def with_settings(run: Run, **changes: Any) -> Run:
 
 
 @pytest.mark.nightly
+@EVERYWHERE
 def test_at_the_end_of_an_iteration_only_what_is_needed_stays(run: Run, play: Play) -> None:
-    for k in range(8):
-        play(run, k)
+    played(run, play, 8)
     assert drop_unneeded(with_settings(run, weights_limit_gb=None)) == 0
     assert drop_unneeded(with_settings(run, weights_limit_gb=1.0)) == 0, "small models keep everything"
     size_before = size_of(run.folder)
@@ -179,13 +187,11 @@ def test_at_the_end_of_an_iteration_only_what_is_needed_stays(run: Run, play: Pl
     assert contents(run), "episodes and rewards stay"
 
 
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_a_checkpoint_that_another_model_group_is_writing_stays(run: Run, play: Play) -> None:
     one = run.config.model_groups[GROUP]
     groups = {GROUP: one, "other": one.model_copy(update={"agents": ("finalizer",)})}
     overlapping = Run(run.config.model_copy(update={"model_groups": groups}))
-    for k in range(3):
-        play(run, k)
+    played(run, play, 3)
     being_written = f"{run.folder}/checkpoints/{run.run_id}-other/other-v2-0123abcd/policy.safetensors"
     write_file(being_written, b"{}")
     assert drop_unneeded(overlapping) > 0
@@ -193,10 +199,8 @@ def test_a_checkpoint_that_another_model_group_is_writing_stays(run: Run, play: 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_more_versions_stay_where_the_settings_say_so(run: Run, play: Play) -> None:
-    for k in range(8):
-        play(run, k)
+    played(run, play, 8)
     size = sum(file.size_bytes for file in list_files(run.weights.uri_of(GROUP, 7)))
     drop_unneeded(with_settings(run, weights_limit_gb=6.5 * size / 1e9))
     assert run.weights.versions(GROUP) == [0, 3, 4, 5, 6, 7], "the oldest go first"
@@ -206,10 +210,8 @@ def test_more_versions_stay_where_the_settings_say_so(run: Run, play: Play) -> N
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_what_an_app_serves_or_starts_with_stays(run: Run, play: Play) -> None:
-    for k in range(8):
-        play(run, k)
+    played(run, play, 8)
     assert plan(run).versions == {GROUP: [1]}
     ref = asdict(run.weights.ref(GROUP, 5))
     served = {"version": 1, "uri": run.weights.uri_of(GROUP, 1), "manifest_sha256": ""}
@@ -221,20 +223,16 @@ def test_what_an_app_serves_or_starts_with_stays(run: Run, play: Play) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_what_a_run_deployed_on_another_runs_cluster_stays(run: Run, play: Play) -> None:
-    for k in range(8):
-        play(run, k)
+    played(run, play, 8)
     deployed = {"apps": {}, "next": {GROUP: asdict(run.weights.ref(GROUP, 5))}}
     write_file(f"{run.folder}/{DEPLOYED_FILE}", json.dumps(deployed).encode())
     drop_unneeded(run)
     assert 5 in run.weights.versions(GROUP) and 6 not in run.weights.versions(GROUP)
 
 
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_a_removal_that_was_killed_is_finished_by_the_next(run: Run, play: Play) -> None:
-    for k in range(8):
-        play(run, k)
+    played(run, play, 8)
     file = f"{run.weights.uri_of(GROUP, 6)}/model.safetensors"
     data = read_file(file)
     assert data is not None
@@ -245,10 +243,8 @@ def test_a_removal_that_was_killed_is_finished_by_the_next(run: Run, play: Play)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_training_that_goes_back_to_the_champion_finds_its_checkpoint(run: Run, play: Play) -> None:
-    for k in range(8):
-        play(run, k)
+    played(run, play, 8)
     back = Run(
         run.config.model_copy(update={"promote": run.config.promote.model_copy(update={"on_reject": "champion"})})
     )
@@ -257,13 +253,11 @@ def test_training_that_goes_back_to_the_champion_finds_its_checkpoint(run: Run, 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_a_removed_version_is_named_with_the_setting_that_keeps_it_and_stays_in_the_lineage(
     run: Run, play: Play, tmp_path: Path
 ) -> None:
     lineage_of_team = pytest.importorskip("pipelines.extensions.lineage.lineage").lineage_of_team
-    for k in range(8):
-        play(run, k)
+    played(run, play, 8)
     refs = {k: run.weights.ref(GROUP, k) for k in range(8)}
     version, team = run.load_team("candidate")
     before = lineage_of_team(run, version, team)
@@ -289,20 +283,16 @@ def test_a_removed_version_is_named_with_the_setting_that_keeps_it_and_stays_in_
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_the_versions_that_an_iteration_collected_with_stay_until_it_has_trained(run: Run, play: Play) -> None:
-    for k in range(7):
-        play(run, k)
+    played(run, play, 7)
     assert plan(run).versions == {GROUP: [1]}
     finish(run, 7, collected(policy_versions={GROUP: 1}))  # the champion of that time
     assert plan(run).versions == {}
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_iterations_in_which_nothing_is_left_to_do_are_not_looked_at_again(run: Run, play: Play) -> None:
-    for k in range(7):
-        play(run, k)
+    played(run, play, 7)
     before = contents(run)
     settled = [maintain(run)["settled"] for _ in range(3)]
     assert settled == sorted(settled) and settled[-1] == plan(run).settled > 0
@@ -312,10 +302,8 @@ def test_iterations_in_which_nothing_is_left_to_do_are_not_looked_at_again(run: 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_an_iteration_that_somebody_works_on_is_left_alone(run: Run, play: Play) -> None:
-    for k in range(7):
-        play(run, k)
+    played(run, play, 7)
     entered, leave = threading.Event(), threading.Event()
 
     def work(lease: Any) -> dict[str, Any]:
@@ -337,7 +325,6 @@ def test_an_iteration_that_somebody_works_on_is_left_alone(run: Run, play: Play)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_readers_and_writers_go_on_meanwhile(run: Run, play: Play, make_trace: Callable[..., Trace]) -> None:
     for k in range(5):
         play(run, k)
@@ -364,9 +351,7 @@ def test_readers_and_writers_go_on_meanwhile(run: Run, play: Play, make_trace: C
         where = {"run_id": run.run_id, "iteration": 9, "purpose": Purpose.TRAIN, "team_key": "next"}
         num_written[0] += run.traces.write_episodes([make_trace(1000 + num_written[0], **where)])
 
-    patient = Run(
-        run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update={"reader_grace_s": 3})})
-    )
+    patient = with_settings(run, reader_grace_s=3)
     threads = [guarded(read), guarded(write)]
     for thread in threads:
         thread.start()
@@ -388,10 +373,8 @@ def test_readers_and_writers_go_on_meanwhile(run: Run, play: Play, make_trace: C
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_the_command_prints_what_it_did_as_a_ref(run: Run, play: Play, tmp_path: Path) -> None:
-    for k in range(4):
-        play(run, k)
+    played(run, play, 4)
     config = tmp_path / "run.yaml"
     config.write_text(json.dumps(run.config.model_dump(mode="json")))
     asked = CliRunner().invoke(app, ["maintain", "--run", str(config), "--dry-run"])
@@ -406,20 +389,16 @@ def test_the_command_prints_what_it_did_as_a_ref(run: Run, play: Play, tmp_path:
     assert unknown.exit_code == 2
 
 
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_tags_that_no_ref_names_go_when_they_are_old_and_nobody_is_at_it(
     run: Run, play: Play, make_trace: Callable[..., Trace]
 ) -> None:
-    for k in range(2):
-        play(run, k)
+    played(run, play, 2)
     where = {"run_id": run.run_id, "iteration": 0, "purpose": Purpose.AD_HOC, "team_key": "by-hand"}
     run.traces.write_episodes([make_trace(50, **where)])
     stray = run.traces.pin_episodes(**where)
     other = run.traces.pin_episodes(**{**where, "run_id": f"{run.run_id}-2"})
     assert plan(run).stray_tags == {}, "somebody may just be reading it"
-    impatient = Run(
-        run.config.model_copy(update={"maintain": run.config.maintain.model_copy(update={"leftover_hours": 1e-9})})
-    )
+    impatient = with_settings(run, leftover_hours=1e-9)
     assert plan(impatient).stray_tags == {stray.tag: table_name("episodes", run.run_id, 0)}
     before = contents(run)
     assert maintain(impatient)["traces"]["tags_dropped"] == [stray.tag]
@@ -429,12 +408,10 @@ def test_tags_that_no_ref_names_go_when_they_are_old_and_nobody_is_at_it(
         list(run.traces.read_traces(stray))
 
 
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_a_tag_that_a_stage_has_taken_again_since_the_plan_stays(
     run: Run, play: Play, make_trace: Callable[..., Trace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for k in range(3):
-        play(run, k)
+    played(run, play, 3)
     where = {"run_id": run.run_id, "iteration": 3, "purpose": Purpose.TRAIN, "team_key": "team-3"}
     run.traces.write_episodes([make_trace(i, **where) for i in range(4)])
 
@@ -458,10 +435,8 @@ def test_a_tag_that_a_stage_has_taken_again_since_the_plan_stays(
     assert len(list(run.traces.read_traces(run.iteration(3).collected.traces))) == 4
 
 
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_a_killed_stage_holds_no_maintenance(run: Run, play: Play) -> None:
-    for k in range(3):
-        play(run, k)
+    played(run, play, 3)
     run.journal._acquire(run.key(2, "measure"), "somebody", 0.01, 1)
     with run.journal._connect() as connection:
         connection.execute(STAGES.update().where(STAGES.c.stage == "measure").values(process="another-machine 1 1"))
@@ -470,12 +445,10 @@ def test_a_killed_stage_holds_no_maintenance(run: Run, play: Play) -> None:
     assert plan(run).last_old == 4
 
 
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_the_checkpoint_of_a_version_that_is_committed_and_not_recorded_stays(
     run: Run, play: Play, tiny_model: Path
 ) -> None:
-    for k in range(4):
-        play(run, k)
+    played(run, play, 4)
     checkpoint = f"{run.folder}/checkpoints/{run.run_id}-{GROUP}/{GROUP}-v4-{4:08x}"
     write_file(f"{checkpoint}/policy.json", b"{}")
     at = {"model_group": GROUP, "version": 4, "parent": 3, "run_id": run.run_id, "iteration": 4}
@@ -489,10 +462,8 @@ def test_the_checkpoint_of_a_version_that_is_committed_and_not_recorded_stays(
     )
 
 
-@pytest.mark.parametrize("run", ["local"], indirect=True)
 def test_where_iterations_overlap_the_versions_that_sample_those_to_come_stay(run: Run, play: Play) -> None:
-    for k in range(7):
-        play(run, k)
+    played(run, play, 7)
     lagging = Run(run.config.model_copy(update={"loop": run.config.loop.model_copy(update={"max_lag": 2})}))
     again = run.weights.ref(GROUP, 6)
     run.journal.once(run.key(7, "train", GROUP), lambda lease: trained(model=again).to_json())
