@@ -54,6 +54,8 @@ class Extension:
     routes: str = ""
     """`add_to(api: FastAPI, service: Service) -> AsyncContextManager | None`, which adds routes to a gateway, before it serves; what it
     returns is entered when the gateway starts, and left when it ends."""
+    episode_routes: str = ""
+    """`add_to(routes: APIRouter, episodes: Episodes) -> None`, which adds routes to the episodes that programs play."""
 
 
 @cache

@@ -32,7 +32,6 @@ ONE_CALLER = {
         "pipelines.cli.tools",
         "serve_apps.gateway.http.bare_api",
         "serve_apps.gateway.http.episode_api",
-        "serve_apps.gateway.http.responses_api",
     ),
     "imported by dotted path as well": (
         "serve_apps.gateway.app",

@@ -26,7 +26,6 @@ from serve_apps.episode.runner import CONTEXT_EXHAUSTED
 from serve_apps.openai_api.answer_reader import AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest, refusals_of_template
 from serve_apps.openai_api.constraints import prepared_constraint
-from serve_apps.openai_api.kept_responses import KeptResponses
 from serve_apps.openai_api.protocol import ApiError, Metadata, RequestBody
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
@@ -62,7 +61,7 @@ class _Asked:
     answered_at: float
 
 
-@dataclass(kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class ProgramEpisode:
     """Runs one episode that a program plays."""
 
@@ -85,8 +84,6 @@ class ProgramEpisode:
     refusal: ApiError | None = None
     """The error with which the last refused call was answered."""
     num_refused: int = 0
-    responses: KeptResponses = field(default_factory=lambda: KeptResponses(max_characters=1_000_000))
-    """What its program may continue by `previous_response_id`, by agent."""
     _num_calls: int = 0
     _num_asked: Counter[str] = field(default_factory=Counter)
     _conversations: dict[str, Conversations] = field(default_factory=dict)

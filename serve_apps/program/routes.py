@@ -2,8 +2,8 @@
 
 /v1/episodes/ID/chat/completions                 the agent that `model` names
 /v1/episodes/ID/agents/AGENT/chat/completions    the agent in the path
-/v1/episodes/ID/[agents/AGENT/]responses         the same in the form of the Responses API
 /v1/episodes/ID/models, .../outcome              the agents of the episode; how it ended
+and what extensions add
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fastapi.routing import APIRoute
 from serve_apps.openai_api.answer_reader import REASONING_KEYS
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.http_errors import STREAM, unless_gone
-from serve_apps.openai_api.response_events import event_text, response_events
-from serve_apps.openai_api.responses import ResponsesRequest, chat_of, response_of
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
+from stores.by_name import open_by_name
+from stores.extensions import extensions
 
 
 class Episodes(Protocol):
@@ -49,34 +49,8 @@ def episode_routes(episodes: Episodes, *, route_class: type[APIRoute] = APIRoute
         if not body.stream:
             return JSONResponse(answer, headers=episode.headers)
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        events = _events(_as_chunks(answer, with_usage=with_usage))
+        events = _events(as_chunks(answer, with_usage=with_usage))
         return StreamingResponse(events, media_type=STREAM, headers=episode.headers)
-
-    async def responded(episode: ProgramEpisode, agent: str, body: ResponsesRequest, request: Request) -> Response:
-        earlier = episode.responses.items(body.previous_response_id, agent)
-        asked = chat_of(body, earlier)
-        reply = await unless_gone(request, episodes.chat(episode, agent, asked))
-        response = response_of(body, reply)
-        if body.store is not False:
-            episode.responses.add(response["id"], agent, [*earlier, *body.items, *response["output"]])
-        if not body.stream:
-            return JSONResponse(response, headers=episode.headers)
-        events = response_events(body, _each(_as_chunks(reply, with_usage=True)))
-        return StreamingResponse(_named(events), media_type=STREAM, headers=episode.headers)
-
-    @routes.post("/responses")
-    async def episode_response_by_model(episode_id: str, body: ResponsesRequest, request: Request) -> Response:
-        """Calls the agent that `model` names, in the form of the Responses API."""
-        episode = episodes.find(episode_id, request)
-        return await responded(episode, episode.agent_of(None, body.model), body, request)
-
-    @routes.post("/agents/{agent}/responses")
-    async def episode_response_by_path(
-        episode_id: str, agent: str, body: ResponsesRequest, request: Request
-    ) -> Response:
-        """Calls the agent in the path, in the form of the Responses API."""
-        episode = episodes.find(episode_id, request)
-        return await responded(episode, episode.agent_of(agent, body.model), body, request)
 
     @routes.post("/chat/completions")
     async def episode_chat_by_model(episode_id: str, body: ChatRequest, request: Request) -> Response:
@@ -104,42 +78,33 @@ def episode_routes(episodes: Episodes, *, route_class: type[APIRoute] = APIRoute
         """Takes how the episode ended, from the program or a grader."""
         return await episodes.outcome(episodes.find(episode_id, request), body)
 
+    for extension in extensions():
+        if extension.episode_routes:
+            open_by_name(extension.episode_routes, place=f"extension {extension.name}")(routes, episodes)
     return routes
 
 
-async def _events(chunks: list[dict[str, Any]]) -> AsyncGenerator[str]:
-    for chunk in chunks:
+async def _events(chunks: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
+    async for chunk in chunks:
         yield f"data: {json.dumps(chunk)}\n\n"
     yield "data: [DONE]\n\n"
 
 
-async def _each(chunks: list[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
-    for chunk in chunks:
-        yield chunk
-
-
-async def _named(events: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
-    async for event in events:
-        yield event_text(event)
-
-
-def _as_chunks(body: Mapping[str, Any], *, with_usage: bool) -> list[dict[str, Any]]:
-    """Returns a whole answer as the chunks of `stream: true`: a turn is recorded first and streamed afterwards."""
+async def as_chunks(body: Mapping[str, Any], *, with_usage: bool) -> AsyncGenerator[dict[str, Any]]:
+    """Yields a whole answer as the chunks of `stream: true`: a turn is recorded first and streamed afterwards."""
     (choice,) = body["choices"]
     message = choice["message"]
     envelope = {k: v for k, v in body.items() if k not in ("choices", "usage", "object")}
     envelope["object"] = "chat.completion.chunk"
     thoughts = {key: message[key] for key in REASONING_KEYS if key in message}
-    parts: list[dict[str, Any]] = [{"role": "assistant", **thoughts, "content": message["content"] or ""}]
+
+    def chunk(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        about = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None, **more}
+        return {**envelope, "choices": [about]}
+
+    yield chunk({"role": "assistant", **thoughts, "content": message["content"] or ""}, logprobs=choice["logprobs"])
     if calls := message.get("tool_calls"):
-        parts.append({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
-    chunks = [
-        {**envelope, "choices": [{"index": 0, "delta": part, "finish_reason": None, "logprobs": None}]}
-        for part in parts
-    ]
-    chunks[0]["choices"][0]["logprobs"] = choice["logprobs"]
-    last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"], "logprobs": None}
-    chunks.append({**envelope, "choices": [last]})
+        yield chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
+    yield chunk({}, finish_reason=choice["finish_reason"])
     if with_usage:
-        chunks.append({**envelope, "choices": [], "usage": body["usage"]})
-    return chunks
+        yield {**envelope, "choices": [], "usage": body["usage"]}

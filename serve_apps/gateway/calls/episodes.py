@@ -226,7 +226,7 @@ def _may_see(key: ApiKey | None, owner: ApiKey) -> bool:
     return key is not None and (key.name == owner.name or "admin" in key.scopes)
 
 
-@dataclass(kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class OpenEpisode(ProgramEpisode):
     """An episode that the program of a gateway's caller runs."""
 

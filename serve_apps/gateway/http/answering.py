@@ -17,7 +17,6 @@ from serve_apps.gateway.traffic.admission import Slot
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.openai_api.http_errors import STREAM, unless_gone
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.openai_api.response_events import event_text
 
 Events = AsyncGenerator[str]
 Parts = AsyncGenerator[dict[str, Any]]
@@ -98,24 +97,12 @@ async def chat_events(service: Service, slot: Slot, chunks: Parts) -> Events:
 
 async def data_events(service: Service, slot: Slot, parts: Parts) -> Events:
     """Yields each part as a data line. The status is sent by then, so that an error is told as the last of them."""
-    async with aclosing(_or_error(service, slot, parts)) as open_parts:
+    async with aclosing(or_error(service, slot, parts)) as open_parts:
         async for part in open_parts:
             yield f"data: {json.dumps(part)}\n\n"
 
 
-async def named_events(service: Service, slot: Slot, parts: Parts) -> Events:
-    """Yields each part as an event that is named by its `type`; an error is the last of them, named `error`."""
-    number = 0
-    async with aclosing(_or_error(service, slot, parts)) as open_parts:
-        async for part in open_parts:
-            if error := part.get("error") if "type" not in part else None:
-                about = {name: error[name] for name in ("code", "message", "param")}
-                part = {"type": "error", "sequence_number": number, **about, **part}
-            number += 1
-            yield event_text(part)
-
-
-async def _or_error(service: Service, slot: Slot, parts: Parts) -> Parts:
+async def or_error(service: Service, slot: Slot, parts: Parts) -> Parts:
     """Yields the parts and, where the work ends in an error, its body."""
     try:
         with service.counting_failures(slot.team):

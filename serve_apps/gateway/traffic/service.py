@@ -24,7 +24,6 @@ from serve_apps.gateway.traffic.peer_replicas import PeerReplicas, Status
 from serve_apps.gateway.traffic.shadowing import Player, Shadowing, ShadowJob, ShadowResult
 from serve_apps.gateway.traffic.teams import Production, ServedTeam, team_named, team_of_model
 from serve_apps.openai_api.chat_request import ChatRequest
-from serve_apps.openai_api.kept_responses import KeptResponses
 from serve_apps.openai_api.protocol import ApiError, RunRequest
 from serve_apps.policy.policy_stream import PolicyStreams, ServeStreams
 from serve_apps.policy.serve_client import NO_REPLICA_S, ServeClient
@@ -69,7 +68,6 @@ class Service:
         )
         self.metrics = GatewayMetrics(self.admission)
         self.capture = Captures(count=self.metrics.count_captured)
-        self.responses = KeptResponses()
         self.started_at = time.time()
         self._answer_times: set[asyncio.Timeout] = set()
         self._is_stopping = False

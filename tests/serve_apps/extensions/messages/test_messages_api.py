@@ -16,10 +16,10 @@ import pytest
 from gateway_scene import Scene, deployed_team
 
 from serve_apps.extensions.messages.messages import message_events
+from serve_apps.extensions.responses.response_events import response_events
+from serve_apps.extensions.responses.responses import ResponsesRequest
 from serve_apps.gateway.traffic.callers import Holder, make_key, write_keys
 from serve_apps.gateway.traffic.teams import TeamRoute
-from serve_apps.openai_api.response_events import response_events
-from serve_apps.openai_api.responses import ResponsesRequest
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 

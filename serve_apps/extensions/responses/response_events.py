@@ -8,12 +8,11 @@ Each item is announced, grows by deltas, and is told again when it is done.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from serve_apps.openai_api.responses import (
+from serve_apps.extensions.responses.responses import (
     Item,
     ResponsesRequest,
     call_item,
@@ -39,11 +38,6 @@ async def response_events(request: ResponsesRequest, chunks: AsyncGenerator[dict
                 yield event
     for event in stream.end():
         yield event
-
-
-def event_text(event: Mapping[str, Any]) -> str:
-    """Returns an event as it is sent: named by its `type`, with all of it as data."""
-    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
 
 class _Stream:

@@ -11,7 +11,7 @@ import pytest
 from gateway_scene import Scene
 from pydantic import BaseModel
 
-from serve_apps.openai_api.kept_responses import KeptResponses
+from serve_apps.extensions.responses.responses_api import KeptResponses
 from serve_apps.openai_api.protocol import ApiError
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
@@ -114,7 +114,7 @@ async def test_a_response_continues_another_by_its_id_and_only_by_its_own_caller
     prompt = list(scene.streams.requests[2].prompt_token_ids)
     assert prompt == scene.streams.tokenizer.encode_chat(messages)
     with pytest.raises(ApiError, match="is not kept here"):
-        scene.service.responses.items(first.id, "somebody else")
+        scene.api.state.kept_responses.items(first.id, "somebody else")
 
 
 def test_the_oldest_responses_make_room() -> None:
