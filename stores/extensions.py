@@ -56,6 +56,9 @@ class Extension:
     returns is entered when the gateway starts, and left when it ends."""
     episode_routes: str = ""
     """`add_to(routes: APIRouter, episodes: Episodes) -> None`, which adds routes to the episodes that programs play."""
+    spans: str = ""
+    """A subclass of `serve_apps.spans.Spans`, made from a `TelemetryConfig` and `service`: what exports the spans of a process. The
+    first extension that has one counts."""
 
 
 @cache

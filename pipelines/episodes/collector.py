@@ -30,7 +30,7 @@ from serve_apps.episode.runner import run_episode
 from serve_apps.episode.team import ActingTeam, TeamSpec, via
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import CountingClient
-from serve_apps.telemetry.export import begin_export, flush_export
+from serve_apps.spans import begin_spans, process_spans
 from stores.logs import carried
 from stores.metrics import send
 from stores.traces.store import TraceStore
@@ -160,7 +160,7 @@ class Collector:
         A restarted collector is handed the same specs again and skips what is stored. Args: capacity: by application, the
         model calls that may be under way at once, for all collectors together.
         """
-        await asyncio.to_thread(begin_export, config.telemetry, service="troupe-episodes")
+        await asyncio.to_thread(begin_spans, config.telemetry, service="troupe-episodes")
         shares = {app: share_of(total, int(place), config.num_workers) for app, total in capacity.items()}
         client = self.client(apps, config.call, shares)
         told, told_at = client.counts, time.monotonic()
@@ -187,7 +187,7 @@ class Collector:
                 continue
             before, told, told_at = told, client.counts, time.monotonic()
             yield {**summary, "calls": np.array([json.dumps(asdict(told - before))])}
-        await asyncio.to_thread(flush_export)
+        await asyncio.to_thread(process_spans().flush)
 
     async def stop(self, pass_id: str, *, is_cut: bool) -> None:
         """Begins no group of a pass any more; `is_cut`: also drops those under way, but for what has finished."""

@@ -30,8 +30,7 @@ from serve_apps.episode.team import ActingTeam, AgentCall, Complete
 from serve_apps.episode.tool_recorder import EpisodeEvents, ToolRecorder
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
-from serve_apps.telemetry.episodes import NO_EPISODE_SPANS, EpisodeSpans
-from serve_apps.telemetry.spans import Span
+from serve_apps.spans import EpisodeSpans, Span
 from stores.traces.conventions import constraint_of
 from stores.types import (
     Cause,
@@ -72,7 +71,7 @@ class Recorder:
         self.rounds: dict[str, int] = {}
         self.playback = None if spec.script is None else Playback(spec.script)
         self.tool_recorder = ToolRecorder(self.events, self.playback)
-        self.spans: EpisodeSpans = NO_EPISODE_SPANS
+        self.spans: EpisodeSpans = EpisodeSpans()
         self.clock, self.began = self.events.clock, self.events.began
         self._in_order = asyncio.Lock()
         """Calls side by side get their numbers, and so their seeds, in the order of the calls, however long their texts are."""

@@ -26,7 +26,7 @@ from serve_apps.episode.recorder import Recorder
 from serve_apps.episode.team import ActingTeam, Complete
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError
-from serve_apps.telemetry.episodes import Served, episode_spans
+from serve_apps.spans import Served, process_spans
 from stores.types import Cause, EpisodeStatus, FinishReason, Trace
 
 CONTEXT_EXHAUSTED = "context_exhausted"
@@ -55,8 +55,8 @@ async def run_episode(
 
 async def run_attempt(recorder: Recorder, attempt: int, *, served: Served | None = None) -> Trace:
     """Runs the recorder's episode once; whatever the workflow raises becomes a status. Only cancellation escapes."""
-    workflow = recorder.team.workflow_path
-    with episode_spans(recorder.spec, workflow=workflow, attempt=attempt, served=served) as recorder.spans:
+    about: dict[str, Any] = {"workflow": recorder.team.workflow_path, "attempt": attempt, "served": served}
+    with process_spans().episode(recorder.spec, **about) as recorder.spans:
         trace = await _play(recorder, attempt)
         recorder.spans.record(trace)
         return trace

@@ -27,8 +27,7 @@ from serve_apps.authoring.environment import Environment
 from serve_apps.episode.causes import covered
 from serve_apps.episode.replay import GIVEN_UP, Playback
 from serve_apps.episode_clock import EpisodeClock
-from serve_apps.telemetry.episodes import EpisodeSpans
-from serve_apps.telemetry.spans import Span
+from serve_apps.spans import EpisodeSpans, Span
 from serve_apps.worlds.seen import recorded
 from serve_apps.worlds.world import Live, World
 from stores.types import Cause, ToolCall

@@ -30,7 +30,7 @@ from serve_apps.gateway.traffic.shadowing import ServePlayer
 from serve_apps.gateway.traffic.teams import TeamRoute, build_teams, parse_teams
 from serve_apps.http.peer import Peer, PeerError
 from serve_apps.policy.app_list import new_entry
-from serve_apps.telemetry.export import begin_export, end_export
+from serve_apps.spans import Spans, begin_spans, use_spans
 from stores.logs import bound, configure
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Gateway:
         """
         configure()
         config = GatewayPortConfig.model_validate(args)
-        begin_export(config.telemetry, service="troupe-gateway")
+        begin_spans(config.telemetry, service="troupe-gateway")
         cluster = sha256(ray.get_runtime_context().gcs_address.encode()).hexdigest()[
             :16
         ]  # tells apart, not where it is
@@ -144,7 +144,7 @@ class Gateway:
             await self._serving
         await self._episodes.close()
         await self._service.capture.close()
-        await asyncio.to_thread(end_export)
+        await asyncio.to_thread(use_spans, Spans())
 
 
 def _own_socket(host: str) -> tuple[socket.socket, str]:

@@ -28,7 +28,7 @@ from serve_apps.openai_api.http_errors import add_errors
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.program.episode import PostedOutcome, ProgramEpisode
 from serve_apps.program.routes import episode_routes
-from serve_apps.telemetry.spans import outside_of_spans
+from serve_apps.spans import process_spans
 
 START_S = 10.0
 SOCKET = "unix"
@@ -71,7 +71,7 @@ class EpisodeServer:
         """Starts the server and returns when it listens."""
         async with self._is_starting:
             if self._serving is None:
-                with outside_of_spans():  # it serves the episodes after this one, too
+                with process_spans().outside():  # it serves the episodes after this one, too
                     self._serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
             async with asyncio.timeout(START_S):
                 while not self._server.started:

@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from serve_apps.config import TelemetryConfig
-from serve_apps.telemetry.export import begin_export, end_export, flush_export
+from serve_apps.extensions.telemetry.otlp import Export
+from serve_apps.spans import Spans, process_spans, use_spans
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,16 @@ def exported(**settings: Any) -> Iterator[InMemorySpanExporter]:
     """Has this process export spans into its memory until the block ends."""
     memory = InMemorySpanExporter()
     config = TelemetryConfig(**({"endpoint": "http://127.0.0.1:9"} | settings))
-    begin_export(config, service="tests", exporter=memory)
+    use_spans(Export(config, service="tests", exporter=memory))
     try:
         yield memory
     finally:
-        end_export()
+        use_spans(Spans())
 
 
 def spans_of(memory: InMemorySpanExporter) -> list[Seen]:
     """Returns the spans that have ended, in the order in which they began."""
-    flush_export()
+    process_spans().flush()
     return [_seen(span) for span in sorted(memory.get_finished_spans(), key=lambda span: span.start_time or 0)]
 
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from serve_apps.chat.long_texts import worked_on
 from serve_apps.engines.port import Piece
-from serve_apps.gateway.calls.call_spans import traced_choices
 from serve_apps.gateway.calls.model_call import (
     Choice,
     ModelCall,
     check_length,
     check_logprobs,
     room_for_completion,
+    sample_choices,
 )
 from serve_apps.gateway.calls.workflow_runs import SERVICE_RUN
 from serve_apps.gateway.traffic.teams import ServedTeam
@@ -116,7 +116,7 @@ CHARACTERS_OF_A_LOGPROB = 100
 
 async def complete_chat(chat: Chat, streams: PolicyStreams) -> dict[str, Any]:
     """Samples all choices and returns the whole reply, as `POST /v1/chat/completions` does."""
-    async with aclosing(traced_choices(chat, streams)) as pieces:
+    async with aclosing(sample_choices(chat, streams)) as pieces:
         async for piece in pieces:
             chat.choices[piece.choice.index] = piece.choice
     num_values = chat.usage["completion_tokens"] * (1 + chat.top_logprobs) if chat.request.logprobs else 0
@@ -145,7 +145,7 @@ async def stream_chunks(chat: Chat, streams: PolicyStreams) -> AsyncGenerator[di
     Where a choice begins a tool call, its text from there on is held back until the choice ends: callers need whole calls.
     """
     sent: dict[int, tuple[str, str]] = {}  # thoughts and content, by choice
-    async with aclosing(traced_choices(chat, streams)) as pieces:
+    async with aclosing(sample_choices(chat, streams)) as pieces:
         async for piece in pieces:
             choice = chat.choices[piece.choice.index] = piece.choice
             if choice.index not in sent:

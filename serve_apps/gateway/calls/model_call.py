@@ -18,6 +18,7 @@ from serve_apps.gateway.traffic.teams import ServedTeam
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.openai_api.sampling_fields import SamplingFields
 from serve_apps.policy.policy_stream import PolicyStreams
+from serve_apps.spans import process_spans
 from stores.types import GenerateRequest, Sampling
 
 MAX_LOGPROBS = 200_000
@@ -152,8 +153,12 @@ def check_logprobs(num_tokens: int, top_logprobs: int) -> None:
         )
 
 
-async def sample_choices(call: ModelCall, streams: PolicyStreams) -> AsyncGenerator[ChoicePiece]:
+def sample_choices(call: ModelCall, streams: PolicyStreams) -> AsyncGenerator[ChoicePiece]:
     """Yields the pieces of all choices as they come. Closing the iterator ends the sampling of all choices."""
+    return process_spans().model_call(call, _sampled(call, streams))
+
+
+async def _sampled(call: ModelCall, streams: PolicyStreams) -> AsyncGenerator[ChoicePiece]:
     pieces: asyncio.Queue[ChoicePiece | None] = asyncio.Queue()
     tasks = [
         asyncio.ensure_future(_sample_choice(call, Choice(index=i), seed, streams, pieces))

@@ -14,7 +14,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from serve_apps.chat.long_texts import worked_on
-from serve_apps.gateway.calls.call_spans import traced_choices
 from serve_apps.gateway.calls.chat import chat_tokens, troupe_fields
 from serve_apps.gateway.calls.model_call import (
     Choice,
@@ -22,6 +21,7 @@ from serve_apps.gateway.calls.model_call import (
     check_length,
     check_logprobs,
     room_for_completion,
+    sample_choices,
 )
 from serve_apps.gateway.http.answering import LongBodyRoute, Parts, ServiceDependency, Work, answered, chat_events
 from serve_apps.gateway.traffic.admission import Slot
@@ -157,7 +157,7 @@ def _call(
 async def complete(calls: Sequence[ModelCall], streams: PolicyStreams) -> dict[str, Any]:
     """Samples all choices of all prompts, one prompt after the other, and returns the whole reply."""
     for call in calls:
-        async with aclosing(traced_choices(call, streams)) as pieces:
+        async with aclosing(sample_choices(call, streams)) as pieces:
             async for piece in pieces:
                 call.choices[piece.choice.index] = piece.choice
     choices = [
@@ -173,7 +173,7 @@ async def stream_completion(calls: Sequence[ModelCall], streams: PolicyStreams) 
     options = calls[0].request.stream_options
     num_characters: dict[int, int] = {}  # of the tokens already sent, by index
     for number, call in enumerate(calls):
-        async with aclosing(traced_choices(call, streams)) as pieces:
+        async with aclosing(sample_choices(call, streams)) as pieces:
             async for piece in pieces:
                 choice = call.choices[piece.choice.index] = piece.choice
                 index = number * call.request.n + choice.index

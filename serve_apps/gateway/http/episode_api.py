@@ -24,7 +24,7 @@ from serve_apps.http.peer import async_client
 from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.protocol import ApiError, EpisodeRequest
 from serve_apps.program.routes import episode_routes
-from serve_apps.telemetry.spans import trace_headers
+from serve_apps.spans import process_spans
 
 FORWARDED = "x-troupe-forwarded"
 """Header of a call that has come from another replica: it is not forwarded again."""
@@ -112,7 +112,7 @@ class Forwarding:
         """Returns the other replica's response. Its connection is closed when the caller leaves, so that it stops too."""
         headers = {name: value for name in REQUEST_HEADERS if (value := request.headers.get(name))} | {
             FORWARDED: "1",
-            **trace_headers(),
+            **process_spans().headers(),
         }
         url = httpx2.URL(address).copy_with(raw_path=request.scope.get("raw_path") or request.url.path.encode())
         forwarded = self._http.build_request(request.method, url, headers=headers, content=await request.body())

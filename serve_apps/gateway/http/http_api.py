@@ -23,7 +23,6 @@ from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import Production
 from serve_apps.openai_api.http_errors import add_errors
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
-from serve_apps.telemetry.requests import RequestSpans
 from stores.by_name import open_by_name
 from stores.extensions import extensions
 
@@ -81,9 +80,9 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
         if extension.routes:
             added = open_by_name(extension.routes, place=f"extension {extension.name}")(api, service)
             lifespans += [] if added is None else [added]
-    if service.config.telemetry.endpoint:  # inside of the limits: requests without a key make no spans
-        api.add_middleware(RequestSpans)
-    api.add_middleware(RequestLimits, service=service)
+    api.add_middleware(
+        RequestLimits, service=service
+    )  # around what extensions add: requests without a key make no spans
     api.add_middleware(PagesOfTeams, callers=service.callers)
     add_errors(api)  # last, so that the refusals of the layers above are named as well
     return api

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from serve_apps.config import GatewayTeamConfig
 from serve_apps.episode.team import ActingTeam, TeamSpec
 from serve_apps.openai_api.protocol import MAX_ECHO, ApiError
-from serve_apps.telemetry.episodes import Served
+from serve_apps.spans import Served
 
 
 class DeployedTeam(BaseModel):

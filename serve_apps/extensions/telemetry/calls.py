@@ -1,4 +1,4 @@
-"""call_spans: a model call of a caller -> its choices, inside a span where this process exports spans."""
+"""calls: a model call of a caller -> the pieces of its choices, inside a span."""
 
 from __future__ import annotations
 
@@ -6,33 +6,27 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from serve_apps.gateway.calls.model_call import ChoicePiece, ModelCall, sample_choices
-from serve_apps.policy.policy_stream import PolicyStreams
-from serve_apps.telemetry import names
-from serve_apps.telemetry.export import current_export
-from serve_apps.telemetry.spans import Attributes, messages, open_span
+from opentelemetry.trace import Tracer
 
-if TYPE_CHECKING:
-    from serve_apps.telemetry.otlp import Export
+from serve_apps.extensions.telemetry import names
+from serve_apps.extensions.telemetry.spans import Attributes, messages, open_span
+from serve_apps.gateway.calls.model_call import ChoicePiece, ModelCall
 
 SHOWN_TOKENS = 4096
 """Of a longer prompt only the last tokens are decoded for a span."""
 
 
-def traced_choices(call: ModelCall, streams: PolicyStreams) -> AsyncGenerator[ChoicePiece]:
-    """Yields the pieces of all choices, as `sample_choices` does."""
-    export = current_export()
-    return sample_choices(call, streams) if export is None else _in_span(export, call, streams)
-
-
-async def _in_span(export: Export, call: ModelCall, streams: PolicyStreams) -> AsyncGenerator[ChoicePiece]:
+async def in_span(
+    tracer: Tracer, call: ModelCall, pieces: AsyncGenerator[ChoicePiece], *, texts: bool
+) -> AsyncGenerator[ChoicePiece]:
+    """Yields the pieces of a call inside its span. Args: texts: whether it holds texts, where the caller allows it."""
     asked = _asked(call)
-    shows_texts = export.config.texts and getattr(call.request, "store", None) is not False
+    shows_texts = texts and getattr(call.request, "store", None) is not False
     began, has_begun = time.perf_counter(), False
     with open_span(
-        export,
+        tracer,
         f"{asked[names.OPERATION_NAME]} {asked[names.REQUEST_MODEL]}",
         asked,
         kind="client",
@@ -41,7 +35,7 @@ async def _in_span(export: Export, call: ModelCall, streams: PolicyStreams) -> A
         describe=partial(_answered, shows_texts=shows_texts),
     ) as span:
         try:
-            async with aclosing(sample_choices(call, streams)) as pieces:
+            async with aclosing(pieces):
                 async for piece in pieces:
                     if call.request.stream and not has_begun:
                         has_begun = True

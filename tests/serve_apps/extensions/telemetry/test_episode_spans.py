@@ -20,16 +20,16 @@ from opentelemetry.semconv.attributes import (
 )
 from pair import Pair
 from seen_spans import exported, spans_of, tree_of
-from test_runner import PAIR, Broken, play, start
 
 from serve_apps.authoring.agent import Agent, Tool, ToolError
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.episode.team import AgentCall
+from serve_apps.extensions.telemetry import names
+from serve_apps.extensions.telemetry.spans import MAX_TEXT, messages
 from serve_apps.policy.client import PolicyCallError
-from serve_apps.telemetry import names
-from serve_apps.telemetry.episodes import Served, episode_spans
-from serve_apps.telemetry.spans import MAX_TEXT, messages
+from serve_apps.spans import Served, process_spans
 from stores.types import EpisodeStatus, Task
+from tests.serve_apps.episode.test_runner import PAIR, Broken, play, start
 
 pytestmark = pytest.mark.fast
 
@@ -121,7 +121,7 @@ def test_what_ends_after_texts_were_hidden_says_nothing_of_an_error() -> None:
     with exported(texts=True) as memory:
         with (
             suppress(ToolError),
-            episode_spans(spec, workflow="a:Flow", attempt=1, served=served) as spans,
+            process_spans().episode(spec, workflow="a:Flow", attempt=1, served=served) as spans,
             spans.agent("writer"),
         ):
             with suppress(ToolError), spans.tool("before"):
@@ -231,12 +231,13 @@ def test_attributes_have_the_names_of_the_conventions() -> None:
 
 def test_without_spans_nothing_of_opentelemetry_is_imported() -> None:
     code = (
-        "import sys, serve_apps.episode.runner, serve_apps.gateway.calls.call_spans, serve_apps.telemetry.requests\n"
+        "import sys, serve_apps.episode.runner, serve_apps.gateway.calls.model_call\n"
+        "import serve_apps.extensions.telemetry.extension\n"
         "from serve_apps.config import TelemetryConfig\n"
-        "from serve_apps.telemetry.export import begin_export, end_export, flush_export\n"
-        "begin_export(TelemetryConfig(), service='tests'); flush_export(); end_export()\n"
+        "from serve_apps.spans import begin_spans, process_spans\n"
+        "begin_spans(TelemetryConfig(sample=0.5), service='tests'); process_spans().flush()\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     shown = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"

@@ -1,45 +1,23 @@
-"""spans: a piece of work -> its span, which is that of the work inside; where this process exports none, one that does nothing."""
+"""spans: a piece of work -> its span, which is that of the work inside."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
-
-from serve_apps.telemetry.export import current_export
-from serve_apps.telemetry.names import ERROR_TYPE
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.trace import Link
-    from opentelemetry.trace import Span as OtelSpan
-
-    from serve_apps.telemetry.otlp import Export
 import json
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from opentelemetry import context, trace
+from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
+
+from serve_apps.extensions.telemetry.names import ERROR_TYPE
+from serve_apps.spans import Span
 
 Attributes = Mapping[str, Any]
 Kind = Literal["client", "server", "internal"]
 CANCELLED = "cancelled"
 """The `error.type` of work that was given up: its caller has left, or nobody needs it any more."""
-
-
-class Span:
-    """Is a span that nobody records."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def record(self, result: Any) -> None:
-        """Takes what came of the work. What a span says of it is settled where the span is opened."""
-
-
-NO_SPAN = Span()
 
 
 class LiveSpan(Span):
@@ -50,7 +28,7 @@ class LiveSpan(Span):
 
     def __init__(
         self,
-        span: OtelSpan,
+        span: trace.Span,
         *,
         is_current: bool,
         with_messages: Callable[[], bool],
@@ -62,17 +40,13 @@ class LiveSpan(Span):
 
     def __enter__(self) -> Self:
         if self._is_current:
-            from opentelemetry import context, trace
-
             self._token = context.attach(trace.set_span_in_context(self.span))
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         if self._token is not None:
-            from opentelemetry import context
-
             context.detach(self._token)
         if error is not None:
             self.fail(error_type(error), str(error))
@@ -89,20 +63,18 @@ class LiveSpan(Span):
 
     def fail(self, kind: str, message: str = "") -> None:
         """Marks the work as failed."""
-        from opentelemetry.trace import Status, StatusCode
-
         self.span.set_attribute(ERROR_TYPE, kind)
         self.span.set_status(Status(StatusCode.ERROR, clipped(message) if self._with_messages() else None))
 
 
 def open_span(
-    export: Export,
+    tracer: Tracer,
     name: str,
     attributes: Attributes,
     *,
     kind: Kind = "internal",
-    parent: Context | None = None,
-    links: Sequence[Link] = (),
+    parent: context.Context | None = None,
+    links: Sequence[trace.Link] = (),
     start_time_ns: int | None = None,
     is_current: bool = True,
     with_messages: Callable[[], bool] = lambda: False,
@@ -116,9 +88,7 @@ def open_span(
         with_messages: says, when the work fails, whether the message of its error may stand in it.
         describe: the result of the work -> attributes; see `Span.record`.
     """
-    from opentelemetry.trace import SpanKind
-
-    span = export.tracer.start_span(
+    span = tracer.start_span(
         name,
         context=parent,
         kind=SpanKind[kind.upper()],
@@ -137,31 +107,6 @@ def error_type(error: BaseException) -> str:
         return CANCELLED
     code = getattr(error, "code", None)
     return code if isinstance(code, str) and code else type(error).__name__
-
-
-@contextmanager
-def outside_of_spans() -> Iterator[None]:
-    """Keeps what is begun inside, and outlives the current span, from belonging to it."""
-    if current_export() is None:
-        yield
-        return
-    from opentelemetry import context
-
-    token = context.attach(context.Context())
-    try:
-        yield
-    finally:
-        context.detach(token)
-
-
-def trace_headers() -> dict[str, str]:
-    """Returns the headers (`traceparent`) by which the receiver of a request lets its spans belong to the current one."""
-    headers: dict[str, str] = {}
-    if current_export() is not None:
-        from opentelemetry import propagate
-
-        propagate.inject(headers)
-    return headers
 
 
 MAX_TEXT = 16_384

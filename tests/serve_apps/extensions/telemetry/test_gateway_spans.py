@@ -12,13 +12,13 @@ import pytest
 from gateway_scene import Scene, deployed_team
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from seen_spans import Seen, exported, spans_of, tree_of
-from test_gateway_episodes import ADD, MULTIPLY, Engine, Stage, chat, client_of
 from waits import until
 
 from pipelines.examples.calculator import program as calculator
 from serve_apps.gateway.traffic.callers import make_key, write_keys
 from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute
 from serve_apps.openai_api.protocol import ApiError
+from tests.serve_apps.gateway.test_gateway_episodes import ADD, MULTIPLY, Engine, Stage, chat, client_of
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 

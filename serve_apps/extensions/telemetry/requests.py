@@ -5,17 +5,17 @@ GET requests read what there is and have none: those of health checks and scrape
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from opentelemetry import propagate
+from opentelemetry.trace import Tracer
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_apps.telemetry import names
-from serve_apps.telemetry.export import current_export
-from serve_apps.telemetry.spans import CANCELLED, Attributes, LiveSpan, open_span
-
-if TYPE_CHECKING:
-    from serve_apps.telemetry.otlp import Export
+from serve_apps.extensions.telemetry import names
+from serve_apps.extensions.telemetry.otlp import Export
+from serve_apps.extensions.telemetry.spans import CANCELLED, Attributes, LiveSpan, open_span
+from serve_apps.spans import process_spans
 
 REQUEST_ID_HEADER = "x-request-id"
 MAX_PATH = 200
@@ -30,8 +30,8 @@ class RequestSpans:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, inside its span."""
-        export = current_export()
-        if export is None or scope["type"] != "http" or scope["method"] != "POST":
+        export = process_spans()
+        if not isinstance(export, Export) or scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         answer = _Answer()
@@ -40,7 +40,7 @@ class RequestSpans:
             await send(message)
             answer.note(message)
 
-        with _span_of(export, scope) as span:
+        with _span_of(export.tracer, scope) as span:
             try:
                 await self._app(scope, receive, send_noted)
             finally:
@@ -69,9 +69,7 @@ class _Answer:
             self.is_complete = not message.get("more_body", False)
 
 
-def _span_of(export: Export, scope: Scope) -> LiveSpan:
-    from opentelemetry import propagate
-
+def _span_of(tracer: Tracer, scope: Scope) -> LiveSpan:
     address, port = scope.get("server") or ("", None)
     attributes: dict[str, Any] = {
         names.HTTP_REQUEST_METHOD: "POST",
@@ -83,7 +81,7 @@ def _span_of(export: Export, scope: Scope) -> LiveSpan:
     if port is not None:
         attributes[names.SERVER_PORT] = port
     parent = propagate.extract(Headers(scope=scope))
-    return open_span(export, "POST", attributes, kind="server", parent=parent, describe=_about_answer)
+    return open_span(tracer, "POST", attributes, kind="server", parent=parent, describe=_about_answer)
 
 
 def _about_answer(answer: _Answer) -> Attributes:

@@ -1,4 +1,4 @@
-"""otlp: settings -> spans that go to a collector by OTLP over HTTP. It is imported where spans are exported, and nowhere else.
+"""otlp: settings -> the spans of a process, which go to a collector by OTLP over HTTP.
 
 ended spans ──> queue (2,048; what comes to a full one is lost) ──> a thread ──> ToldOnce ──> collector
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
+from opentelemetry import context, propagate
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -19,6 +21,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio, Sampler
 
 from serve_apps.config import ENVIRONMENT, TelemetryConfig
+from serve_apps.episode_spec import EpisodeSpec
+from serve_apps.extensions.telemetry.episodes import LiveEpisodeSpans
+from serve_apps.spans import Served, Spans
 from stores.urls import ask_directly
 
 logger = logging.getLogger(__name__)
@@ -30,11 +35,11 @@ QUEUE_LOG = "opentelemetry.sdk._shared_internal"
 """The loggers of OpenTelemetry that write again and again while a collector is away."""
 
 
-class Export:
+class Export(Spans):
     """Exports the spans that its tracer makes, in batches."""
 
-    def __init__(self, config: TelemetryConfig, *, service: str, exporter: SpanExporter | None) -> None:
-        """Begins to export; see `begin_export`."""
+    def __init__(self, config: TelemetryConfig, *, service: str, exporter: SpanExporter | None = None) -> None:
+        """Begins to export. ValueError where a header's variable is not set. Args: exporter: default: to `config.endpoint`."""
         self.config = config
         self._exporter = ToldOnce(exporter or _otlp_exporter(config), config.endpoint)
         self._processor = BatchSpanProcessor(self._exporter)
@@ -45,6 +50,32 @@ class Export:
         self._provider.add_span_processor(self._processor)
         self.tracer = self._provider.get_tracer("troupe", version("troupe-rl"))
         self._flushing: threading.Thread | None = None
+
+    def episode(self, spec: EpisodeSpec, *, workflow: str, attempt: int, served: Served | None) -> LiveEpisodeSpans:
+        """See Spans."""
+        about: dict[str, Any] = {"workflow": workflow, "attempt": attempt, "served": served}
+        return LiveEpisodeSpans(self.tracer, spec, **about, texts=self.config.texts)
+
+    def model_call(self, call: Any, pieces: AsyncGenerator[Any]) -> AsyncGenerator[Any]:
+        """See Spans."""
+        from serve_apps.extensions.telemetry.calls import in_span  # which a process that plays episodes has no use for
+
+        return in_span(self.tracer, call, pieces, texts=self.config.texts)
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """See Spans."""
+        token = context.attach(context.Context())
+        try:
+            yield
+        finally:
+            context.detach(token)
+
+    def headers(self) -> dict[str, str]:
+        """See Spans; it is `traceparent`."""
+        headers: dict[str, str] = {}
+        propagate.inject(headers)
+        return headers
 
     def flush(self) -> None:
         """Waits until the spans that have ended are sent, for at most `WAIT_S`."""

@@ -10,18 +10,18 @@ from pydantic import ValidationError
 from seen_spans import collector, exported, spans_of
 
 from serve_apps.config import CaptureConfig, GatewayConfig, TelemetryConfig
-from serve_apps.telemetry.export import begin_export, current_export, end_export, flush_export
-from serve_apps.telemetry.otlp import Export
-from serve_apps.telemetry.spans import open_span
+from serve_apps.extensions.telemetry.otlp import Export
+from serve_apps.extensions.telemetry.spans import open_span
+from serve_apps.spans import Spans, begin_spans, process_spans, use_spans
 
 pytestmark = pytest.mark.fast
 
 
 def make_spans(count: int) -> Export:
-    export = current_export()
-    assert export is not None
+    export = process_spans()
+    assert isinstance(export, Export)
     for index in range(count):
-        with open_span(export, f"span {index}", {"troupe.turn_index": index}):
+        with open_span(export.tracer, f"span {index}", {"troupe.turn_index": index}):
             pass
     return export
 
@@ -29,10 +29,10 @@ def make_spans(count: int) -> Export:
 def test_a_collector_gets_the_spans_with_its_headers_and_the_name_of_the_service(monkeypatch: Any) -> None:
     monkeypatch.setenv("OTLP_TOKEN", "a-secret-token")
     with collector() as running:
-        begin_export(TelemetryConfig(endpoint=running.endpoint, headers={"X-Token": "OTLP_TOKEN"}), service="tests")
+        begin_spans(TelemetryConfig(endpoint=running.endpoint, headers={"X-Token": "OTLP_TOKEN"}), service="tests")
         make_spans(3)
-        end_export()
-        assert current_export() is None
+        use_spans(Spans())
+        assert type(process_spans()) is Spans
     assert [(span.name, span.service) for span in sorted(running.spans, key=lambda s: s.name)] == [
         (f"span {index}", "tests") for index in range(3)
     ]
@@ -46,15 +46,15 @@ def test_the_variables_of_opentelemetry_are_followed(monkeypatch: Any) -> None:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-from=variable")
         monkeypatch.setenv("OTEL_SERVICE_NAME", "our-models")
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
-        begin_export(TelemetryConfig(endpoint="environment", sample=0.0), service="tests")
+        begin_spans(TelemetryConfig(endpoint="environment", sample=0.0), service="tests")
         make_spans(1)
-        end_export()
+        use_spans(Spans())
         (span,), (headers,) = running.spans, running.headers
         assert (span.service, headers["x-from"]) == ("our-models", "variable")
         monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-        begin_export(TelemetryConfig(endpoint="environment"), service="tests")
+        begin_spans(TelemetryConfig(endpoint="environment"), service="tests")
         make_spans(1)
-        end_export()
+        use_spans(Spans())
         assert len(running.spans) == 1
 
 
@@ -63,20 +63,20 @@ def test_a_missing_variable_of_a_header_is_named_with_the_fix() -> None:
     with pytest.raises(
         ValueError, match=r"telemetry.headers.authorization: the environment variable NOT_SET_ANYWHERE is not set"
     ):
-        begin_export(config, service="tests")
-    assert current_export() is None
+        begin_spans(config, service="tests")
+    assert type(process_spans()) is Spans
 
 
 @pytest.mark.nightly
 def test_a_collector_that_hangs_holds_up_nothing_and_the_memory_stays_bounded(caplog: pytest.LogCaptureFixture) -> None:
     with collector() as running:
         running.may_answer.clear()
-        begin_export(TelemetryConfig(endpoint=running.endpoint), service="tests")
+        begin_spans(TelemetryConfig(endpoint=running.endpoint), service="tests")
         export = make_spans(3000)
         held = export._processor._batch_processor
         assert len(held._queue) <= held._max_queue_size == 2048
-        flush_export()
-        end_export()
+        process_spans().flush()
+        use_spans(Spans())
         assert not running.may_answer.is_set() and running.spans == [], "nothing was waited for"
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["the last spans may be lost"]
 
@@ -84,15 +84,15 @@ def test_a_collector_that_hangs_holds_up_nothing_and_the_memory_stays_bounded(ca
 def test_a_collector_that_fails_is_told_of_once_until_it_works_again(caplog: pytest.LogCaptureFixture) -> None:
     with collector() as running, caplog.at_level(logging.WARNING):
         running.status = 400
-        begin_export(TelemetryConfig(endpoint=running.endpoint), service="tests")
+        begin_spans(TelemetryConfig(endpoint=running.endpoint), service="tests")
         for _ in range(3):
             make_spans(2)
-            flush_export()
+            process_spans().flush()
         running.status = 200
         for _ in range(2):
             make_spans(1)
-            flush_export()
-        end_export()
+            process_spans().flush()
+        use_spans(Spans())
     lost, again = [record.getMessage() for record in caplog.records]
     assert lost.startswith(
         f"spans are lost until {running.endpoint} takes them: Failed to export spans batch code: 400"
@@ -105,11 +105,11 @@ def test_nobody_at_the_endpoint_is_told_of_once(caplog: pytest.LogCaptureFixture
     with collector() as running:
         nobody = running.endpoint
     with caplog.at_level(logging.WARNING):
-        begin_export(TelemetryConfig(endpoint=nobody), service="tests")
+        begin_spans(TelemetryConfig(endpoint=nobody), service="tests")
         for _ in range(3):
             make_spans(10)
-            flush_export()
-        end_export()
+            process_spans().flush()
+        use_spans(Spans())
     (record,) = caplog.records
     assert record.getMessage().startswith(f"spans are lost until {nobody} takes them: Failed to export spans batch")
 
@@ -123,11 +123,11 @@ def test_a_share_of_the_traces_is_recorded(sample: float, expected: int) -> None
 
 def test_the_same_settings_go_on_with_the_same_export_and_others_begin_anew() -> None:
     with exported():
-        first = current_export()
-        begin_export(TelemetryConfig(endpoint="http://127.0.0.1:9"), service="tests")
-        assert current_export() is first
-        begin_export(TelemetryConfig(), service="tests")
-        assert current_export() is None
+        first = process_spans()
+        begin_spans(TelemetryConfig(endpoint="http://127.0.0.1:9"), service="tests")
+        assert process_spans() is first
+        begin_spans(TelemetryConfig(), service="tests")
+        assert type(process_spans()) is Spans
 
 
 @pytest.mark.parametrize(

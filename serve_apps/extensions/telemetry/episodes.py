@@ -11,82 +11,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from opentelemetry import trace
+from opentelemetry.trace import Tracer
 
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.telemetry import names
-from serve_apps.telemetry.export import current_export
-from serve_apps.telemetry.spans import NO_SPAN, Attributes, Kind, LiveSpan, Span, as_json, messages, open_span
+from serve_apps.extensions.telemetry import names
+from serve_apps.extensions.telemetry.spans import Attributes, Kind, LiveSpan, as_json, messages, open_span
+from serve_apps.spans import EpisodeSpans, Served, Span
 from stores.types import SOUND, ToolCall, Trace, Turn
-
-if TYPE_CHECKING:
-    from serve_apps.telemetry.otlp import Export
 
 FAILED_TOOL = "tool_error"
 """The `error.type` of a tool call that failed and that its workflow goes on from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """Says which team of the gateway answers a caller with an episode."""
-
-    team: str
-    team_version: int
-    alias: str
-    episode_id: str = ""
-    """What callers know the episode by; empty: by its key."""
-    hides_texts: bool = False
-    """Whether the caller said that nothing may be stored."""
-
-
-class EpisodeSpans:
-    """Takes what a recorder tells of an episode, and does nothing with it: this process exports no spans."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def record(self, trace: Trace) -> None:
-        """Takes the record of the attempt."""
-
-    def hide_texts(self) -> None:
-        """Leaves texts out of all that ends from now on, since a caller said that nothing may be stored."""
-
-    def agent(self, name: str) -> Span:
-        """Returns the span of an agent that the workflow calls."""
-        return NO_SPAN
-
-    def turn(self, agent: str, model_group: str) -> Span:
-        """Returns the span of a model call; its result is the turn."""
-        return NO_SPAN
-
-    def tool(self, name: str) -> Span:
-        """Returns the span of a tool that the workflow calls; its result is the call as it is recorded."""
-        return NO_SPAN
-
-    def used(self, call: ToolCall) -> None:
-        """Takes a tool call that a program made by itself and that has just ended."""
-
-
-NO_EPISODE_SPANS = EpisodeSpans()
 
 
 class LiveEpisodeSpans(EpisodeSpans):
     """Makes the spans of one attempt at an episode. As a block it is the span of the whole workflow."""
 
     def __init__(
-        self, export: Export, spec: EpisodeSpec, *, workflow: str, attempt: int, served: Served | None
+        self, tracer: Tracer, spec: EpisodeSpec, *, workflow: str, attempt: int, served: Served | None, texts: bool
     ) -> None:
-        """Opens nothing yet. Args: workflow: its dotted path. served: None in training."""
-        self._export = export
+        """Opens nothing yet. Args: texts: whether spans hold texts; for the others see `Spans.episode`."""
+        self._tracer = tracer
         self._episode_id = spec.episode_id if served is None or not served.episode_id else served.episode_id
         self._name = workflow.rpartition(":")[2] if served is None else served.team
-        self._hides_texts = served is not None and served.hides_texts
+        self._has_texts = texts and not (served is not None and served.hides_texts)
         self._begin = {
             names.AGENT_NAME: self._name,
             names.WORKFLOW: workflow,
@@ -109,10 +60,10 @@ class LiveEpisodeSpans(EpisodeSpans):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         assert self._span is not None, "the block was entered"
-        self._span.__exit__(kind, error, trace)
+        self._span.__exit__(kind, error, where)
 
     def record(self, trace: Trace) -> None:
         """Takes the record of the attempt."""
@@ -121,7 +72,7 @@ class LiveEpisodeSpans(EpisodeSpans):
 
     def hide_texts(self) -> None:
         """Leaves texts out of all that ends from now on, since a caller said that nothing may be stored."""
-        self._hides_texts = True
+        self._has_texts = False
 
     def agent(self, name: str) -> Span:
         """Returns the span of an agent that the workflow calls."""
@@ -138,8 +89,6 @@ class LiveEpisodeSpans(EpisodeSpans):
 
     def used(self, call: ToolCall) -> None:
         """Takes a tool call that a program made by itself and that has just ended."""
-        from opentelemetry import trace
-
         assert self._span is not None, "the block was entered"
         began_ns = time.time_ns() - int(call.duration_s * 1e9)
         place: dict[str, Any] = {
@@ -155,35 +104,30 @@ class LiveEpisodeSpans(EpisodeSpans):
         self, operation: str, name: str, attributes: Attributes, *, kind: Kind = "internal", **settings: Any
     ) -> LiveSpan:
         every = {names.OPERATION_NAME: operation, **self._of_all, **attributes}
-        settings = {**self._place(), **settings, "kind": kind, "with_messages": self._may_show_texts}
-        return open_span(self._export, f"{operation} {name}", every, **settings)
+        settings = {**self._place(), **settings, "kind": kind, "with_messages": lambda: self._has_texts}
+        return open_span(self._tracer, f"{operation} {name}", every, **settings)
 
     def _place(self) -> Mapping[str, Any]:
         """Returns where a span belongs that begins now: below the current span, or else below that of the episode."""
         if self._span is None:
             return {}
-        from opentelemetry import trace
-
         own, current = self._span.span.get_span_context(), trace.get_current_span().get_span_context()
         if not current.is_valid:
             return {"parent": trace.set_span_in_context(self._span.span)}
         return {} if current.trace_id == own.trace_id else {"links": (trace.Link(own),)}
 
-    def _may_show_texts(self) -> bool:
-        return self._export.config.texts and not self._hides_texts
-
     def _of_episode(self, trace: Trace) -> Attributes:
         said: dict[str, Any] = {names.STATUS: trace.status.value, names.STOP_REASON: trace.stop_reason}
         if trace.status not in SOUND:
             said[names.ERROR_TYPE] = trace.status.value
-        if self._may_show_texts():
+        if self._has_texts:
             said[names.INPUT_MESSAGES] = messages("user", [trace.task.prompt])
             said[names.OUTPUT_MESSAGES] = messages("assistant", [trace.answer])
         return said
 
     def _of_turn(self, turn: Turn) -> Attributes:
         said = {names.RESPONSE_ID: f"chatcmpl-{self._episode_id}-{turn.turn_index}", **turn_attributes(turn)}
-        if self._may_show_texts():
+        if self._has_texts:
             said[names.INPUT_MESSAGES] = messages("user", [turn.prompt_text])
             said[names.OUTPUT_MESSAGES] = messages("assistant", [turn.completion_text], [turn.finish_reason.value])
         return said
@@ -192,7 +136,7 @@ class LiveEpisodeSpans(EpisodeSpans):
         said: dict[str, Any] = {names.TURN_INDEX: call.call_index, names.NUM_ATTEMPTS: call.num_attempts}
         if call.error:
             said[names.ERROR_TYPE] = FAILED_TOOL
-        if self._may_show_texts():
+        if self._has_texts:
             said[names.TOOL_CALL_ARGUMENTS] = as_json(dict(call.request))
             said[names.TOOL_CALL_RESULT] = as_json(call.error or call.response)
         return said
@@ -218,11 +162,3 @@ def turn_attributes(turn: Turn) -> dict[str, Any]:
     if turn.num_cached_tokens is not None:
         said[names.USAGE_CACHE_READ_INPUT_TOKENS] = turn.num_cached_tokens
     return said
-
-
-def episode_spans(spec: EpisodeSpec, *, workflow: str, attempt: int, served: Served | None) -> EpisodeSpans:
-    """Returns the spans of an attempt at an episode. Args: see `LiveEpisodeSpans`."""
-    export = current_export()
-    if export is None:
-        return NO_EPISODE_SPANS
-    return LiveEpisodeSpans(export, spec, workflow=workflow, attempt=attempt, served=served)
