@@ -14,7 +14,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from serve_apps.gateway.calls.episodes import GatewayEpisodes
-from serve_apps.gateway.http import bare_api, chat_api, workflow_api
+from serve_apps.gateway.http import chat_api, workflow_api
 from serve_apps.gateway.http.answering import LongBodyRoute, ServiceDependency
 from serve_apps.gateway.http.episode_api import episode_router
 from serve_apps.gateway.http.request_limits import PagesOfTeams, RequestLimits
@@ -68,13 +68,7 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
         lifespan=lifespan,
     )
     api.state.service, api.state.episodes = service, episodes
-    for routes in (
-        router,
-        chat_api.router,
-        workflow_api.router,
-        bare_api.router,
-        episode_router(service, episodes),
-    ):
+    for routes in (router, chat_api.router, workflow_api.router, episode_router(service, episodes)):
         api.include_router(routes)
     for extension in extensions():
         if extension.routes:

@@ -10,10 +10,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 
 from serve_apps.chat.long_texts import worked_on
+from serve_apps.extensions.completions.completion_request import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from serve_apps.gateway.calls.chat import chat_tokens, troupe_fields
 from serve_apps.gateway.calls.model_call import (
     Choice,
@@ -28,13 +29,17 @@ from serve_apps.gateway.traffic.admission import Slot
 from serve_apps.gateway.traffic.callers import ApiKey
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import ServedTeam, model_of
-from serve_apps.openai_api.completion_request import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from serve_apps.openai_api.constraints import tried_constraint
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.policy.policy_stream import PolicyStreams
 from stores.types import Sampling
 
 router = APIRouter(route_class=LongBodyRoute)
+
+
+def add_to(api: FastAPI, _: Service) -> None:
+    """Adds the routes to a gateway."""
+    api.include_router(router)
 
 
 @router.post("/v1/completions")

@@ -1,0 +1,1 @@
+"""Models without their chats: bare completions, and tokens of texts."""
