@@ -314,12 +314,11 @@ def http_page() -> str:
 def openapi() -> dict[str, Any]:
     """The OpenAPI document of a gateway that serves no team."""
     from serve_apps.config import GatewayConfig
-    from serve_apps.gateway.calls.episodes import GatewayEpisodes
     from serve_apps.gateway.http.http_api import build_api
     from serve_apps.gateway.traffic.service import Service
 
     service = Service(GatewayConfig())
-    return build_api(service, GatewayEpisodes(service)).openapi()
+    return build_api(service).openapi()
 
 
 def _statuses(document: Json) -> list[tuple[str, str]]:

@@ -30,7 +30,6 @@ ONE_CALLER = {
         "pipelines.cli.new_team",
         "pipelines.cli.service",
         "pipelines.cli.tools",
-        "serve_apps.gateway.http.episode_api",
     ),
     "imported by dotted path as well": (
         "serve_apps.gateway.app",

@@ -21,7 +21,6 @@ import ray
 from ray import serve
 
 from serve_apps.config import GatewayPortConfig
-from serve_apps.gateway.calls.episodes import GatewayEpisodes
 from serve_apps.gateway.http.connections import DRAIN_S, make_server
 from serve_apps.gateway.http.http_api import build_api
 from serve_apps.gateway.traffic.peer_replicas import ServePeers
@@ -93,9 +92,8 @@ class Gateway:
         own_socket, address = _own_socket(config.host)
         player = ServePlayer(shadows_name(config), request_timeout_s=config.request_timeout_s)
         self._service = Service(config, name=cluster, peers=peers, player=player, address=address)
-        self._episodes = GatewayEpisodes(self._service)
         self._sockets = [_shared_socket(config.host, config.port, cluster=cluster), own_socket]
-        self._server = make_server(build_api(self._service, self._episodes), config)
+        self._server = make_server(build_api(self._service), config)
         self._serving: asyncio.Task[None] | None = None
         self._error = ""
         """Why the last `user_config` was refused; empty where it was not."""
@@ -142,7 +140,6 @@ class Gateway:
             self._server.should_exit = True
             self._service.end_answers(within_s=DRAIN_S - TELL_S)
             await self._serving
-        await self._episodes.close()
         await self._service.capture.close()
         await asyncio.to_thread(use_spans, Spans())
 

@@ -15,7 +15,6 @@ from serve_apps.chat.tokenizer import ChatTokenizer, load_tokenizer
 from serve_apps.config import EpisodeConfig, GatewayConfig
 from serve_apps.engines.port import Piece
 from serve_apps.episode.team import TeamSpec
-from serve_apps.gateway.calls.episodes import GatewayEpisodes
 from serve_apps.gateway.http.http_api import build_api
 from serve_apps.gateway.shadow.shadows_app import ShadowPlayer
 from serve_apps.gateway.traffic.peer_replicas import PeerReplicas
@@ -88,8 +87,7 @@ class Scene:
         self.settings = config.of_team
         self.shadow_player = ShadowPlayer(Service(config.of_port, streams=self.streams))
         self.service = Service(config.of_port, streams=self.streams, peers=peers, player=self.shadow_player)
-        self.episodes = GatewayEpisodes(self.service)
-        self.api = build_api(self.service, self.episodes)
+        self.api = build_api(self.service)
         self.model = model
         self.serve(TeamRoute(champion=deployed_team(model, 3, "blue")))
 

@@ -1,6 +1,6 @@
 """http_api: the FastAPI application of one gateway replica. Errors have OpenAI's form.
 
-request ──> RequestLimits ──> chat_api | workflow_api | episode_api | the small routes here, and those of extensions ──> Service
+request ──> RequestLimits ──> chat_api | workflow_api | the small routes here, and those of extensions ──> Service
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
-from serve_apps.gateway.calls.episodes import GatewayEpisodes
 from serve_apps.gateway.http import chat_api, workflow_api
 from serve_apps.gateway.http.answering import LongBodyRoute, ServiceDependency
-from serve_apps.gateway.http.episode_api import episode_router
 from serve_apps.gateway.http.request_limits import PagesOfTeams, RequestLimits
 from serve_apps.gateway.traffic.callers import NO_TEAM, SCOPES
 from serve_apps.gateway.traffic.service import Service
@@ -47,7 +45,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 router = APIRouter(route_class=LongBodyRoute)
 
 
-def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
+def build_api(service: Service) -> FastAPI:
     """Builds the application; teams may be added to `service` later."""
     lifespans: list[AbstractAsyncContextManager[None]] = []
 
@@ -67,8 +65,8 @@ def build_api(service: Service, episodes: GatewayEpisodes) -> FastAPI:
         responses=ERROR_RESPONSES,
         lifespan=lifespan,
     )
-    api.state.service, api.state.episodes = service, episodes
-    for routes in (router, chat_api.router, workflow_api.router, episode_router(service, episodes)):
+    api.state.service = service
+    for routes in (router, chat_api.router, workflow_api.router):
         api.include_router(routes)
     for extension in extensions():
         if extension.routes:

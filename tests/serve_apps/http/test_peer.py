@@ -297,7 +297,7 @@ def test_no_other_client_of_http_is_in_the_sources() -> None:
     }
     assert {file: names for file, names in users.items() if names} == {
         "serve_apps/http/peer.py": {"httpx2"},
-        "serve_apps/gateway/http/episode_api.py": {"httpx2"},  # passes answers on as they come
+        "serve_apps/extensions/episodes/episode_api.py": {"httpx2"},  # passes answers on as they come
         "serve_apps/extensions/mcp_tools/mcp_session.py": {"httpx2"},  # a timeout, for the client that MCP is given
         "serve_apps/extensions/worlds/openenv.py": {"websockets"},
     }

@@ -18,7 +18,7 @@ from pipelines.examples.calculator import program as calculator
 from serve_apps.gateway.traffic.callers import make_key, write_keys
 from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute
 from serve_apps.openai_api.protocol import ApiError
-from tests.serve_apps.gateway.test_gateway_episodes import ADD, MULTIPLY, Engine, Stage, chat, client_of
+from tests.serve_apps.extensions.episodes.test_gateway_episodes import ADD, MULTIPLY, Engine, Stage, chat, client_of
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 

@@ -7,18 +7,20 @@ call of ep-REPLICA-... ── of this replica? ──> answered here
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import httpx2
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from serve_apps.gateway.calls.episodes import GatewayEpisodes
+from serve_apps.extensions.episodes.episodes import GatewayEpisodes
 from serve_apps.gateway.http.answering import LongBodyRoute, ServiceDependency
 from serve_apps.gateway.traffic.admission import RATE_HEADERS
-from serve_apps.gateway.traffic.peer_replicas import PeerAddresses
+from serve_apps.gateway.traffic.peer_replicas import PeerReplicas
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.http.peer import async_client
 from serve_apps.openai_api.http_errors import unless_gone
@@ -40,15 +42,20 @@ RESPONSE_HEADERS = (
     *RATE_HEADERS,
 )
 
+LOOKUP_TIMEOUT_S = 1.0
+"""How long an unknown replica is looked for: while its route changes it is in no list (serve_apps/policy/replicas.py)."""
+LOOKUP_INTERVAL_S = 0.1
+"""Least time between two lookups, whoever asks for whichever replica."""
+
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 router = APIRouter(route_class=LongBodyRoute)
 
 
-def episode_router(service: Service, episodes: GatewayEpisodes) -> APIRouter:
-    """Returns the routes that open episodes and answer the calls of all that are open on any replica."""
-    routes = APIRouter()
-    routes.include_router(router)
+def add_to(api: FastAPI, service: Service) -> AbstractAsyncContextManager[None]:
+    """Adds the routes that open episodes and answer the calls of all that are open on any replica; at its end they are closed."""
+    episodes = api.state.episodes = GatewayEpisodes(service)
+    api.include_router(router)
     forwarding = Forwarding(service)
 
     class ForwardingRoute(LongBodyRoute):
@@ -60,8 +67,16 @@ def episode_router(service: Service, episodes: GatewayEpisodes) -> APIRouter:
 
             return handle
 
-    routes.include_router(episode_routes(episodes, route_class=ForwardingRoute))
-    return routes
+    api.include_router(episode_routes(episodes, route_class=ForwardingRoute))
+    return _open(episodes)
+
+
+@asynccontextmanager
+async def _open(episodes: GatewayEpisodes) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await episodes.close()
 
 
 @router.post("/v1/episodes")
@@ -80,6 +95,40 @@ async def open_episode(body: EpisodeRequest, request: Request, service: ServiceD
         "troupe": episode.team.reply_fields,
     }
     return JSONResponse(reply, headers=episode.headers)
+
+
+class PeerAddresses:
+    """Finds the own address of each replica and remembers it."""
+
+    def __init__(self, peers: PeerReplicas | None) -> None:
+        self._peers = peers
+        self._known: dict[str, str] = {}
+        self._looked_up_at = -LOOKUP_INTERVAL_S
+        self._lookup = asyncio.Lock()
+
+    async def find(self, replica: str) -> str | None:
+        """Returns `http://HOST:PORT` of a replica by its name; None where no such replica appears within `LOOKUP_TIMEOUT_S`."""
+        deadline = time.monotonic() + LOOKUP_TIMEOUT_S
+        while replica not in self._known and time.monotonic() < deadline:
+            await self._look_up()
+        return self._known.get(replica)
+
+    async def _look_up(self) -> None:
+        """Asks once for all who wait, or waits until the next lookup is due.
+
+        Known addresses stay known, also those of replicas that are not in the list now.
+        """
+        async with self._lookup:
+            if time.monotonic() > self._looked_up_at + LOOKUP_INTERVAL_S:
+                statuses = [] if self._peers is None else await self._peers.statuses()
+                self._known |= {status["replica"]: status["address"] for status in statuses}
+                self._looked_up_at = time.monotonic()
+                return
+        await asyncio.sleep(LOOKUP_INTERVAL_S)
+
+    def forget(self, replica: str) -> None:
+        """Drops an address at which the replica does not answer."""
+        self._known.pop(replica, None)
 
 
 class Forwarding:

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from serve_apps.gateway.traffic.peer_replicas import LOOKUP_INTERVAL_S, LOOKUP_TIMEOUT_S, PeerAddresses, Status
+from serve_apps.extensions.episodes.episode_api import LOOKUP_INTERVAL_S, LOOKUP_TIMEOUT_S, PeerAddresses
+from serve_apps.gateway.traffic.peer_replicas import Status
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 A, B = ({"replica": name, "address": f"http://{name}"} for name in "ab")

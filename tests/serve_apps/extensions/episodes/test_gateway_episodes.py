@@ -205,7 +205,7 @@ async def test_a_page_reaches_no_team_through_another_replica_that_does_not_let_
                     for headers in ({}, {"Origin": "https://x.example"}, {"Origin": "http://gateway"}):
                         statuses.append((await http.get(f"{url}/models", headers=headers)).status_code)
             assert statuses == [200, 404, 200, 200, 200, 200], "a team that lets no page in is not there for it"
-        await owner.episodes.close()
+        await owner.api.state.episodes.close()
 
 
 async def test_a_conversation_whose_history_was_changed_is_counted_as_broken(stage: Stage) -> None:
@@ -352,7 +352,7 @@ async def test_engines_that_fail_end_the_episode_and_are_no_fault_of_the_program
 async def test_a_replica_that_stops_stores_its_open_episodes(stage: Stage) -> None:
     async with stage.opened() as (http, episode):
         await chat(http, episode)
-        await stage.scene.episodes.close()
+        await stage.scene.api.state.episodes.close()
     (trace,) = await stage.kept()
     assert trace.status == EpisodeStatus.INFRA_ERROR and "was stopped" in trace.error
 

@@ -1,0 +1,1 @@
+"""Episodes that programs of a gateway's callers play."""
