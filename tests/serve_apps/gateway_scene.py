@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,19 @@ from serve_apps.engines.port import Piece
 from serve_apps.episode.team import TeamSpec
 from serve_apps.gateway.http.http_api import build_api
 from serve_apps.gateway.shadow.shadows_app import ShadowPlayer
+from serve_apps.gateway.traffic.callers import ApiKey, write_keys
 from serve_apps.gateway.traffic.peer_replicas import PeerReplicas
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import DeployedTeam, Production, TeamRoute
 from stores.types import Completion, FinishReason, GenerateRequest, Sampling
+
+HELLO: list[Any] = [{"role": "user", "content": "What is 6*7?"}]
+
+
+def keys_file(folder: Path, *keys: ApiKey) -> str:
+    """Writes a file of API keys and returns its path."""
+    write_keys(folder / "keys.json", list(keys))
+    return str(folder / "keys.json")
 
 
 class Scripted:
@@ -94,6 +103,11 @@ class Scene:
     def serve(self, config: TeamRoute) -> None:
         self.share({"demo": config.model_copy(update={"settings": self.settings})})
 
+    def serve_both(self, **traffic: float) -> None:
+        """Serves version 3 as champion and version 4 as candidate."""
+        champion, candidate = deployed_team(self.model, 3, "blue"), deployed_team(self.model, 4, "green")
+        self.serve(TeamRoute(champion=champion, candidate=candidate, **traffic))
+
     def share(self, teams: Mapping[str, TeamRoute]) -> None:
         """Serves these teams, each with settings of its own."""
         built = {name: Production.build(name, config) for name, config in teams.items()}
@@ -112,6 +126,36 @@ class Scene:
         async with self.http() as http:
             client = openai.AsyncOpenAI(api_key=key, base_url="http://gateway/v1", http_client=http, max_retries=0)
             yield client
+
+
+async def closes_with_its_events(events_of: Callable[[AsyncGenerator[Any]], AsyncGenerator[Any]], piece: Any) -> bool:
+    """Whether closing the events that are made of a stream of pieces ends the stream before it returns."""
+    num_open = 0
+
+    async def pieces() -> AsyncGenerator[Any]:
+        nonlocal num_open
+        num_open += 1
+        try:
+            while True:
+                yield piece
+        finally:
+            await asyncio.sleep(0)  # as sampling takes a while to end
+            num_open -= 1
+
+    events = events_of(pieces())
+    await anext(events)
+    assert num_open == 1
+    await events.aclose()
+    return num_open == 0
+
+
+CHUNK = {
+    "id": "c",
+    "object": "chat.completion.chunk",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "delta": {"role": "assistant", "content": "It"}, "finish_reason": None}],
+}
 
 
 class Engine:

@@ -68,7 +68,11 @@ ANYONE = ApiKey(name="anyone", sha256="0" * 64, scopes=SCOPES)
 
 
 def make_key(
-    name: str, *, scopes: tuple[Scope, ...], expires_at: float | None, requests_per_minute: int | None
+    name: str,
+    *,
+    scopes: tuple[Scope, ...] = ("call",),
+    expires_at: float | None = None,
+    requests_per_minute: int | None = None,
 ) -> tuple[str, ApiKey]:
     """Makes a new secret; returns it with the entry to store, which has only its hash."""
     secret = PREFIX + secrets.token_urlsafe(32)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
+from one_group import team_in_one_group
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from serve_apps import Agent, Outcome, Tool, Workflow
@@ -21,7 +22,7 @@ from serve_apps.chat.tokenizer import ChatTokenizer, stop_token_ids
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.recorder import Calls
 from serve_apps.episode.runner import run_episode
-from serve_apps.episode.team import ActingTeam, AgentCall
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.program.conversations import Conversations
 from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Turn
@@ -396,16 +397,7 @@ def test_no_task_document_or_answer_of_another_agent_makes_a_control_token(
                 token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0
             )
 
-        team = ActingTeam(
-            workflow=(workflow := Relay()),
-            workflow_path="test:Relay",
-            group_of=dict.fromkeys(workflow.agents, "g"),
-            tokenizers={"g": chat},
-            max_model_len={"g": 4096},
-            sampling={name: agent.sampling for name, agent in workflow.agents.items()},
-            policy_versions={"g": 0},
-            team_key="t",
-        )
+        team = team_in_one_group(Relay(), chat, max_model_len=4096, max_tokens=512)
         task = Task(task_id="t", prompt=hostile, answers=(), source="s")
         spec = EpisodeSpec(
             run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="t", task=task, episode_index=0, run_seed=0

@@ -162,45 +162,19 @@ async def leave(target: Target) -> list[int]:
     return statuses
 
 
-async def flood(target: Target, path: str, body: object, num: int) -> list[int]:
+def flood(path: str, num: int, **body: object) -> Attack:
     """The same request many times at once."""
-    async with target.http() as client:
-        content = json.dumps(body).encode()
-        answers = await asyncio.gather(
-            *(client.post(path, content=content, headers={"Content-Type": "application/json"}) for _ in range(num)),
-            return_exceptions=True,
-        )
-    return [answer.status_code for answer in answers if isinstance(answer, httpx.Response)]
+
+    async def attack(target: Target) -> list[int]:
+        async with target.http() as client:
+            answers = await asyncio.gather(*(client.post(path, json=body) for _ in range(num)), return_exceptions=True)
+        return [answer.status_code for answer in answers if isinstance(answer, httpx.Response)]
+
+    return attack
 
 
-async def flood_feedback(target: Target) -> list[int]:
-    return await flood(target, "/v1/traces/chatcmpl-nobody/feedback", {"score": 1, "comment": "x" * 4000}, 300)
-
-
-async def flood_tokenizer(target: Target) -> list[int]:
-    return await flood(
-        target, "/tokenize", {"model": AGENT, "messages": [{"role": "user", "content": "word " * 380_000}]}, 12
-    )
-
-
-async def flood_chats(target: Target) -> list[int]:
-    return await flood(target, CHAT, {"model": AGENT, "messages": [{"role": "user", "content": "w7 " * 600_000}]}, 12)
-
-
-async def flood_small_chats(target: Target) -> list[int]:
-    return await flood(target, CHAT, {"model": AGENT, "messages": [{"role": "user", "content": "a"}]}, 300)
-
-
-async def flood_episodes(target: Target) -> list[int]:
-    """All episodes that there may be, each with much to keep."""
-    return await flood(target, "/v1/episodes", {"team": "demo", "metadata": {"a": "x" * 200_000}}, 100)
-
-
-async def flood_captured(target: Target) -> list[int]:
-    """Much to store, faster than it is written."""
-    return await flood(
-        target, "/v1/workflows/demo/runs", {"prompt": "1+2", "store": True, "metadata": {"a": "x@y " * 200_000}}, 60
-    )
+def chats(path: str, num: int, content: str) -> Attack:
+    return flood(path, num, model=AGENT, messages=[{"role": "user", "content": content}])
 
 
 async def strangers(target: Target) -> list[int]:
@@ -240,12 +214,14 @@ CALLERS: dict[str, Attack] = {
     "a thousand half-open connections": half_open,
     "streams that nobody reads": never_read,
     "callers who leave": leave,
-    "a flood of feedback": flood_feedback,
-    "a flood to the tokenizer": flood_tokenizer,
-    "a flood of long chats": flood_chats,
-    "a flood of short chats": flood_small_chats,
-    "a flood of episodes": flood_episodes,
-    "a flood of what is stored": flood_captured,
+    "a flood of feedback": flood("/v1/traces/chatcmpl-nobody/feedback", 300, score=1, comment="x" * 4000),
+    "a flood to the tokenizer": chats("/tokenize", 12, "word " * 380_000),
+    "a flood of long chats": chats(CHAT, 12, "w7 " * 600_000),
+    "a flood of short chats": chats(CHAT, 300, "a"),
+    "all episodes that there may be": flood("/v1/episodes", 100, team="demo", metadata={"a": "x" * 200_000}),
+    "a flood of what is stored": flood(
+        "/v1/workflows/demo/runs", 60, prompt="1+2", store=True, metadata={"a": "x@y " * 200_000}
+    ),
     "strangers with long bodies": strangers,
     "noise": noise,
 }

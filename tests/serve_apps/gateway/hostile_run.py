@@ -71,7 +71,7 @@ class Seen:
 def gateway(model: Path, folder: Path, seen: Seen) -> Iterator[tuple[int, int, Mapping[str, str]]]:
     """A gateway process; its port, its pid, and keys by name. Its last words go to `seen`."""
     scopes = {"attacker": ("call", "feedback"), "honest": ("call", "feedback"), "admin": ("admin", "metrics")}
-    made = {name: make_key(name, scopes=of, expires_at=None, requests_per_minute=None) for name, of in scopes.items()}  # type: ignore[arg-type]
+    made = {name: make_key(name, scopes=of) for name, of in scopes.items()}  # type: ignore[arg-type]
     write_keys(folder / "keys.json", [key for _, key in made.values()])
     command = [sys.executable, "-m", "tests.serve_apps.gateway.hostile_gateway", str(model), str(folder)]
     with open(folder / "gateway.log", "wb") as log:

@@ -27,6 +27,7 @@ from stores.types import Sampling, Task
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
 CODE = "pipelines.extensions.code_tasks.reflective_code:ReflectiveCode", ("planner", "coder", "reflector")
+HOUSEHOLD = "pipelines.examples.household.workflow:Household", ("planner", "actor")
 STEPS = "pipelines.examples.small_sums.workflow:TwoSteps", ("first", "second")
 CASES = [{"input": "1 2", "output": "3"}]
 PACKED = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(CASES)))).decode()
@@ -162,3 +163,14 @@ async def test_a_shadow_of_such_a_task_says_nothing_of_the_candidate(
     about: dict[str, Any] = {"team": "demo", "team_version": 4, "set_name": "green", "task_id": "t", "is_kept": False}
     (result,) = await ShadowPlayer(scene.service).play_jobs([ShadowJob(request=request, **about)])
     assert result.outcome == "dropped"
+
+
+async def test_a_workflow_in_simulated_worlds_is_not_run_for_callers_and_its_agents_answer(tiny_model: Path) -> None:
+    scene = scene_of(tiny_model, HOUSEHOLD)
+    async with scene.http() as http:
+        refused = await http.post("/v1/workflows/demo/runs", json={"prompt": "put apple in table 1"})
+        chat = {"model": "demo/planner", "messages": [{"role": "user", "content": "Task: put apple in table 1"}]}
+        answered = await http.post("/v1/chat/completions", json=chat)
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "simulated_world"
+    assert "acts in worlds of home, which are simulated by workers" in refused.json()["error"]["message"]
+    assert answered.status_code == 200, answered.text

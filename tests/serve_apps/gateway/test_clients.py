@@ -11,22 +11,16 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_scene import Scene
+from gateway_scene import HELLO, Scene, keys_file
 
-from serve_apps.gateway.traffic.callers import make_key, write_keys
+from serve_apps.gateway.traffic.callers import make_key
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 6}}\n</tool_call>'
-HELLO: list[Any] = [{"role": "user", "content": "What is 6*7?"}]
 CHAT = {"model": "demo/solver", "messages": HELLO}
-
-
-@pytest.fixture
-def scene(tiny_model: Path) -> Scene:
-    return Scene(tiny_model)
 
 
 @pytest.mark.nightly
@@ -90,6 +84,7 @@ async def test_token_ids_are_returned_on_request_at_once_and_in_pieces(scene: Sc
 async def test_models_have_names_without_a_slash_and_say_their_context(scene: Scene) -> None:
     async with scene.openai() as client:
         models = {model.id: model async for model in client.models.list()}
+        assert {"demo/solver", "demo/group/shared"} <= models.keys() and len(models) == 10
         assert models["demo--solver"].model_extra == models["demo/solver"].model_extra == {"max_model_len": 256}
         assert (await client.models.retrieve("demo--group--shared")).id == "demo--group--shared"
         answer = await client.chat.completions.create(model="demo--solver", messages=HELLO)
@@ -113,9 +108,8 @@ async def test_every_answer_has_a_request_id_and_a_callers_own_comes_back(scene:
 
 
 async def test_the_rate_of_a_key_is_told_in_openais_headers(tiny_model: Path, tmp_path: Path) -> None:
-    secret, key = make_key("app", scopes=("call",), expires_at=None, requests_per_minute=2)
-    write_keys(tmp_path / "keys.json", [key])
-    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"))
+    secret, key = make_key("app", requests_per_minute=2)
+    scene = Scene(tiny_model, keys_file=keys_file(tmp_path, key))
     async with scene.http(secret) as client:
         answers = [await client.post("/v1/chat/completions", json=CHAT) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
@@ -138,9 +132,8 @@ async def test_pages_of_allowed_origins_may_call_and_others_not(tiny_model: Path
 async def test_bodies_may_come_in_pieces_and_without_a_type_but_neither_packed_nor_slow(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    secret, key = make_key("app", scopes=("call",), expires_at=None, requests_per_minute=None)
-    write_keys(tmp_path / "keys.json", [key])
-    scene = Scene(tiny_model, receive_timeout_s=0.3, max_body_bytes=2000, keys_file=str(tmp_path / "keys.json"))
+    secret, key = make_key("app")
+    scene = Scene(tiny_model, receive_timeout_s=0.3, max_body_bytes=2000, keys_file=keys_file(tmp_path, key))
     whole = json.dumps(CHAT).encode()
 
     async def pieces(*, pause_s: float = 0.0, more: bytes = b"") -> AsyncIterator[bytes]:
@@ -171,11 +164,14 @@ async def test_bodies_may_come_in_pieces_and_without_a_type_but_neither_packed_n
 
 async def test_one_key_never_has_all_places(tiny_model: Path, tmp_path: Path) -> None:
     """Streams that nobody reads hold their places; those of other keys stay free, and a waiting request gets the next."""
-    made = [
-        make_key(name, scopes=("call",), expires_at=None, requests_per_minute=None) for name in ("greedy", "modest")
-    ]
-    write_keys(tmp_path / "keys.json", [key for _, key in made])
-    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"), max_in_flight=4, max_queued=4, queue_timeout_s=5)
+    made = [make_key(name) for name in ("greedy", "modest")]
+    scene = Scene(
+        tiny_model,
+        keys_file=keys_file(tmp_path, *(key for _, key in made)),
+        max_in_flight=4,
+        max_queued=4,
+        queue_timeout_s=5,
+    )
     scene.streams.pause_s = 0.05
     (greedy, _), (modest, _) = made
     body = CHAT | {"stream": True}

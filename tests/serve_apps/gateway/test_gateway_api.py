@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_scene import Scene, deployed_team
+from gateway_scene import HELLO, Scene, deployed_team, keys_file
 from waits import until
 
 from serve_apps.gateway.traffic.callers import CHECK_INTERVAL_S, KeyRing, make_key, write_keys
@@ -23,14 +23,6 @@ from stores.types import Sampling
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-
-
-@pytest.fixture
-def scene(tiny_model: Path) -> Scene:
-    return Scene(tiny_model)
-
-
-HELLO: list[Any] = [{"role": "user", "content": "What is 6*7?"}]
 
 
 async def test_a_chat_with_an_agent_uses_its_sampling_and_names_the_team_that_answered(scene: Scene) -> None:
@@ -48,15 +40,6 @@ async def test_a_chat_with_an_agent_uses_its_sampling_and_names_the_team_that_an
     expected = scene.streams.tokenizer.encode_chat(HELLO)
     assert list(request.prompt_token_ids) == expected
     assert scene.service.in_flight() == [] and scene.service.admission.num_in_flight == 0
-
-
-async def test_the_models_are_the_agents_and_model_groups_of_every_team(scene: Scene) -> None:
-    async with scene.openai() as client:
-        names = [model.id async for model in client.models.list()]
-        assert "demo/solver" in names and "demo/group/shared" in names and "demo--solver" in names and len(names) == 10
-        assert (await client.models.retrieve("demo/solver")).id == "demo/solver"
-        with pytest.raises(openai.NotFoundError, match="there is no model 'demo/nobody'; models are demo/finalizer"):
-            await client.models.retrieve("demo/nobody")
 
 
 async def test_a_stream_sends_the_same_text_in_pieces_and_counts_its_tokens(scene: Scene) -> None:
@@ -252,9 +235,9 @@ async def test_keys_allow_what_their_scopes_say_until_they_expire_or_are_revoked
     tiny_model: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.json"
-    caller, of_caller = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=2)
-    old, of_old = make_key("old", scopes=("call",), expires_at=1.0, requests_per_minute=None)
-    judge, of_judge = make_key("judge", scopes=("feedback",), expires_at=None, requests_per_minute=None)
+    caller, of_caller = make_key("web", requests_per_minute=2)
+    old, of_old = make_key("old", expires_at=1.0)
+    judge, of_judge = make_key("judge", scopes=("feedback",))
     write_keys(file, [of_caller, of_old, of_judge])
     assert caller not in file.read_text() and file.stat().st_mode & 0o077 == 0
     scene = Scene(tiny_model, keys_file=str(file))
@@ -302,15 +285,13 @@ async def test_a_gateway_without_keys_answers_to_its_own_names_only(
             answer = await client.get(path, headers={"Host": host})
             assert answer.status_code == (200 if is_ours else 403), answer.text
             assert is_ours or answer.json()["error"]["code"] == "host_not_allowed"
-    write_keys(tmp_path / "keys.json", [])
-    async with Scene(tiny_model, keys_file=str(tmp_path / "keys.json")).http() as client:
+    async with Scene(tiny_model, keys_file=keys_file(tmp_path)).http() as client:
         assert (await client.get("/health", headers={"Host": host})).status_code == 200, "a key is asked for instead"
 
 
 async def test_nothing_of_a_body_is_read_before_its_key_is_known(tiny_model: Path, tmp_path: Path) -> None:
-    secret, key = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
-    write_keys(tmp_path / "keys.json", [key])
-    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"))
+    secret, key = make_key("web")
+    scene = Scene(tiny_model, keys_file=keys_file(tmp_path, key))
     num_read = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -407,14 +388,6 @@ async def test_waiting_too_long_for_a_slot_or_an_answer_is_an_error(tiny_model: 
     assert scene.streams.num_open == 0 and scene.service.in_flight() == []
 
 
-async def test_an_engine_that_is_being_replaced_causes_a_503_with_retry_after(scene: Scene) -> None:
-    scene.streams.error = ApiError(503, "the engine is being replaced", code="engine_unavailable", retry_after_s=2)
-    async with scene.openai() as client:
-        with pytest.raises(openai.InternalServerError) as caught:
-            await client.chat.completions.create(model="demo/solver", messages=HELLO)
-    assert caught.value.status_code == 503 and caught.value.response.headers["Retry-After"] == "2"
-
-
 async def test_a_request_stays_on_its_team_through_a_switch_and_the_next_gets_the_new_team(scene: Scene) -> None:
     scene.streams.pause_s = 0.05
     async with scene.http() as client:
@@ -446,10 +419,9 @@ def test_users_keep_their_team_and_a_growing_share_moves_users_only_to_the_candi
 
 
 async def test_who_has_no_key_learns_no_more_than_that_the_gateway_runs(tiny_model: Path, tmp_path: Path) -> None:
-    caller, of_caller = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
-    scraper, of_scraper = make_key("prometheus", scopes=("metrics",), expires_at=None, requests_per_minute=None)
-    write_keys(tmp_path / "keys.json", [of_caller, of_scraper])
-    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"))
+    caller, of_caller = make_key("web")
+    scraper, of_scraper = make_key("prometheus", scopes=("metrics",))
+    scene = Scene(tiny_model, keys_file=keys_file(tmp_path, of_caller, of_scraper))
 
     async def ask(key: str, path: str) -> tuple[int, str]:
         async with scene.http(key) as client:
@@ -513,10 +485,7 @@ async def test_figures_of_answers_are_counted_by_team_version(scene: Scene) -> N
 
 
 async def test_a_shadow_request_is_answered_after_the_champion_and_no_caller_sees_the_reply(scene: Scene) -> None:
-    config = TeamRoute(
-        champion=deployed_team(scene.model, 3, "blue"), candidate=deployed_team(scene.model, 4, "green"), shadow=0.5
-    )
-    scene.serve(config)
+    scene.serve_both(shadow=0.5)
     async with scene.openai() as client:
         replies = [await client.chat.completions.create(model="demo/solver", messages=HELLO) for _ in range(4)]
         async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
@@ -526,15 +495,13 @@ async def test_a_shadow_request_is_answered_after_the_champion_and_no_caller_see
     assert {t.system_fingerprint for t in replies} == {"demo@3"}
     await until(lambda: figures(scene, 4).get("failure_share", [0])[0] == 3)
     assert figures(scene, 3)["failure_share"][0] == 6 and len(scene.streams.requests) == 9
+    assert figures(scene, 4)["latency_s"][0] == 0, "at low priority it says nothing about the candidate"
     assert scene.service.in_flight() == []
 
 
 async def test_a_late_shadow_request_does_not_count_as_a_failure_of_the_candidate(tiny_model: Path) -> None:
     scene = Scene(tiny_model, request_timeout_s=0.3)
-    config = TeamRoute(
-        champion=deployed_team(scene.model, 3, "blue"), candidate=deployed_team(scene.model, 4, "green"), shadow=1.0
-    )
-    scene.serve(config)
+    scene.serve_both(shadow=1.0)
     asked = scene.streams.stream
 
     def stream(app: str, request: Any) -> Any:
@@ -551,10 +518,7 @@ async def test_a_late_shadow_request_does_not_count_as_a_failure_of_the_candidat
 
 async def test_failing_shadow_requests_are_invisible_to_callers_and_too_many_are_dropped(tiny_model: Path) -> None:
     scene = Scene(tiny_model, max_shadows=1)
-    config = TeamRoute(
-        champion=deployed_team(scene.model, 3, "blue"), candidate=deployed_team(scene.model, 4, "green"), shadow=1.0
-    )
-    scene.serve(config)
+    scene.serve_both(shadow=1.0)
     asked = scene.streams.stream
 
     def stream(app: str, request: Any) -> Any:
@@ -596,23 +560,10 @@ async def test_an_unforeseen_error_is_a_500_in_the_metrics_and_a_failure_of_the_
     assert scene.service.in_flight() == [] and scene.service.admission.num_in_flight == 0
 
 
-async def test_the_latency_of_a_shadow_request_does_not_count_for_its_team(tiny_model: Path) -> None:
-    scene = Scene(tiny_model)
-    scene.serve(
-        TeamRoute(
-            champion=deployed_team(tiny_model, 3, "blue"), candidate=deployed_team(tiny_model, 4, "green"), shadow=1.0
-        )
-    )
-    async with scene.openai() as client:
-        await client.chat.completions.create(model="demo/solver", messages=HELLO)
-        await until(lambda: any(f["team_version"] == 4 for f in scene.service.figures()))
-    assert figures(scene, 4)["failure_share"][0] == 1 and figures(scene, 4)["latency_s"][0] == 0
-
-
 async def test_a_revoked_key_is_refused_even_if_the_file_keeps_its_modification_time(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    secret, key = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
-    _, other = make_key("owl", scopes=("call",), expires_at=None, requests_per_minute=None)
+    secret, key = make_key("web")
+    _, other = make_key("owl")
     write_keys(path, [key])
     ring, time_ns = KeyRing(path), path.stat().st_mtime_ns
     assert ring.find(f"Bearer {secret}").name == key.name

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_scene import Scene, deployed_team
+from gateway_scene import HELLO, Scene, deployed_team
 
 from serve_apps.authoring.parsers import Parsers
 from serve_apps.episode.team import TeamSpec
@@ -21,7 +21,6 @@ SAID = "<think>\n6 times 7.\n</think>\n\nIt is 42."
 THOUGHTS, CONTENT = "\n6 times 7.\n", "\n\nIt is 42."
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<think>I <tool_call> it</think>\n<tool_call>{"name": "add", "arguments": {"a": 6}}</tool_call>'
-HELLO: list[Any] = [{"role": "user", "content": "What is 6*7?"}]
 
 
 @pytest.fixture(scope="module")

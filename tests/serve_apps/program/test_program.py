@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from one_group import team_in_one_group
 from seen_spans import exported, spans_of
 
 from pipelines.credit.posted_score import PostedScore
@@ -25,12 +27,12 @@ from serve_apps.authoring.workflow import load_workflow
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.runner import run_episode
-from serve_apps.episode.team import ActingTeam, AgentCall
+from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError, RequestRefused
 from serve_apps.workflows.program import Program
 from stores.traces.rows import episode_table, traces_of
-from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace
+from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
 from tests.small_tokenizers import QWEN, build
 
 pytestmark = pytest.mark.test
@@ -69,25 +71,20 @@ def play(
             policy_version=3,
         )
 
-    team = ActingTeam(
-        workflow=program,
-        workflow_path="test:Program",
-        group_of=dict.fromkeys(program.agents, "g"),
-        tokenizers={"g": tokenizer},
-        max_model_len={"g": max_model_len},
-        sampling={name: agent.sampling for name, agent in program.agents.items()},
-        policy_versions={"g": 3},
-        team_key="t",
-    )
+    team = team_in_one_group(program, tokenizer, max_model_len=max_model_len, max_tokens=0, version=3)
+    team = replace(team, sampling={name: agent.sampling for name, agent in program.agents.items()})
     task = Task(task_id="t1", prompt=prompt, answers=("55",), source="s", metadata={"level": 2})
-    spec = EpisodeSpec(
-        run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="t", task=task, episode_index=0, run_seed=5
-    )
     limits = EpisodeConfig(turn_timeout_s=timeout_s, episode_timeout_s=timeout_s, max_attempts=2)
-    trace = asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
+    trace = asyncio.run(run_episode(spec_of(task), team=team, complete=complete, limits=limits))
     (stored,) = traces_of(episode_table([trace]).to_batches()[0])
     assert stored.outcome_metadata == trace.outcome_metadata and len(stored.turns) == len(trace.turns)
     return trace
+
+
+def spec_of(task: Task) -> EpisodeSpec:
+    return EpisodeSpec(
+        run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="t", task=task, episode_index=0, run_seed=5
+    )
 
 
 def by_turn(*texts: str) -> Callable[[AgentCall], str]:
@@ -152,11 +149,11 @@ def test_a_prompt_is_the_templates_own_text(tiny_model: Path) -> None:
     assert "".join(tokenizer.token_text(t) for t in last.prompt_token_ids) == rendered
 
 
-def test_a_conversation_told_in_other_words_is_counted(tiny_model: Path) -> None:
+def test_a_conversation_told_in_other_words_is_counted_and_a_fresh_question_is_a_new_one(tiny_model: Path) -> None:
     other = {"role": "assistant", "content": "in other words"}
-    body = f"{say('one')}\n{say('one', other, 'two')}\nprint(1)"
-    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("first words", "second words"))
-    assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 1, "broken": 1}}
+    body = f"{say('one')}\n{say('one', other, 'two')}\n{say('another')}\nprint(1)"
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("first words", "second words", "b"))
+    assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 2, "broken": 1}}
     assert per_agent([trace], [])["calculator"]["broken_share"] == 1.0
 
 
@@ -286,14 +283,6 @@ def test_a_program_gets_path_home_and_what_the_configuration_names(
         "EXTRA",
         "TROUPE_TEST_NAMED",
     }
-
-
-@pytest.mark.nightly
-def test_a_fresh_question_is_a_new_conversation(tiny_model: Path) -> None:
-    body = f"{say('one')}\n{say('another')}\nprint(1)"
-    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a", "b"))
-    assert trace.outcome_metadata["conversations"] == {"calculator": {"new": 2}}
-    assert "broken_share" not in per_agent([trace], [])["calculator"]
 
 
 def test_several_agents_by_model_name_or_by_base_url(tiny_model: Path) -> None:
@@ -728,17 +717,10 @@ def test_many_programs_play_side_by_side(tiny_model: Path, function: str) -> Non
         ids = tokenizer.encode_completion(call.task.task_id)
         return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0)
 
-    team = ActingTeam(
-        workflow=program, workflow_path="p", group_of={"calculator": "g"}, tokenizers={"g": tokenizer},
-        max_model_len={"g": 1024}, sampling={"calculator": Sampling(max_tokens=32)}, policy_versions={"g": 0}, team_key="t",
-    )  # fmt: skip
+    team = team_in_one_group(program, tokenizer, max_model_len=1024, max_tokens=32)
 
     async def all_of_them() -> Sequence[Trace]:
-        specs = [
-            EpisodeSpec(run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="t", episode_index=0, run_seed=1,
-                        task=Task(task_id=f"task{i}", prompt=f"{i}", answers=()))
-            for i in range(60)
-        ]  # fmt: skip
+        specs = [spec_of(Task(task_id=f"task{i}", prompt=f"{i}", answers=())) for i in range(60)]
         limits = EpisodeConfig()
         return await asyncio.gather(*(run_episode(s, team=team, complete=complete, limits=limits) for s in specs))
 

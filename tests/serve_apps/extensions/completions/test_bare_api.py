@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from gateway_scene import Scene
+from gateway_scene import HELLO, Scene
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
-HELLO: list[Any] = [{"role": "user", "content": "What is 6*7?"}]
 CHAT = {"model": "demo/solver", "messages": HELLO}
-
-
-@pytest.fixture
-def scene(tiny_model: Path) -> Scene:
-    return Scene(tiny_model)
 
 
 async def test_a_model_group_continues_bare_prompts(scene: Scene) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from dashboard_scene import fill, over_http, team_route
-from gateway_scene import Scene
+from gateway_scene import Scene, keys_file
 from servers import free_port
 
-from serve_apps.gateway.traffic.callers import make_key, write_keys
+from serve_apps.gateway.traffic.callers import make_key
 
 pytestmark = [pytest.mark.nightly, pytest.mark.needs_program("chromium")]
 
@@ -84,8 +84,7 @@ def test_every_view_shows_what_is_stored_and_hostile_text_stays_text(site: tuple
 
 
 def test_a_gateway_with_keys_asks_for_an_api_key(tiny_model: Path, tmp_path: Path) -> None:
-    _, key = make_key("ops", scopes=("admin",), expires_at=None, requests_per_minute=None)
-    write_keys(tmp_path / "keys.json", [key])
-    with over_http(Scene(tiny_model, keys_file=str(tmp_path / "keys.json")), free_port()) as url:
+    _, key = make_key("ops", scopes=("admin",))
+    with over_http(Scene(tiny_model, keys_file=keys_file(tmp_path, key)), free_port()) as url:
         html, _ = shown(url, tmp_path / "profile")
     assert "This gateway requires an API key" in words(html) and 'type="password"' in html

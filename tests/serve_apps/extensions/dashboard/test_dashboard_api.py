@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from dashboard_scene import HOSTILE, fill, make_episode, reward_of, team_route
-from gateway_scene import Scene
+from gateway_scene import Scene, keys_file
 from waits import until
 
 from serve_apps.chat.tokenizer import load_tokenizer
 from serve_apps.extensions.dashboard import trace_reader
-from serve_apps.gateway.traffic.callers import make_key, write_keys
+from serve_apps.gateway.traffic.callers import make_key
 from stores.traces.store import TraceStore
 from stores.types import Purpose, Trace
 
@@ -174,10 +174,9 @@ async def test_values_that_json_cannot_hold_become_null(scene: Scene, stored: tu
 
 
 async def test_only_admin_keys_may_read_and_the_page_itself_needs_no_key(tiny_model: Path, tmp_path: Path) -> None:
-    caller, kept_caller = make_key("web", scopes=("call",), expires_at=None, requests_per_minute=None)
-    admin, kept_admin = make_key("ops", scopes=("admin",), expires_at=None, requests_per_minute=None)
-    write_keys(tmp_path / "keys.json", [kept_caller, kept_admin])
-    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"))
+    caller, kept_caller = make_key("web")
+    admin, kept_admin = make_key("ops", scopes=("admin",))
+    scene = Scene(tiny_model, keys_file=keys_file(tmp_path, kept_caller, kept_admin))
     for path in ("status", "teams/demo/traces", "teams/demo/traces/x", "teams/demo/tasks/x"):
         statuses = []
         for key in ("", caller, admin):

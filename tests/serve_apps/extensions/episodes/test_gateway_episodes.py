@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from gateway_scene import Engine, Scene, deployed_team
+from gateway_scene import Engine, Scene, deployed_team, keys_file
 from waits import until
 
 from pipelines.credit.math_final_answer import MathFinalAnswer
 from pipelines.credit.rule import caller_credit
 from pipelines.examples.calculator import program as calculator
 from serve_apps.gateway.http.connections import make_server
-from serve_apps.gateway.traffic.callers import make_key, write_keys
+from serve_apps.gateway.traffic.callers import make_key
 from serve_apps.gateway.traffic.peer_replicas import Status
 from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute, TeamStores
 from serve_apps.policy.client import PolicyCallError
@@ -166,13 +166,12 @@ async def listening(scene: Scene) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
 async def test_a_call_through_another_replica_is_the_callers_own(tiny_model: Path, tmp_path: Path, header: str) -> None:
-    secret, key = make_key("app", scopes=("call",), expires_at=None, requests_per_minute=9)
-    write_keys(tmp_path / "keys.json", [key])
-    keys_file = str(tmp_path / "keys.json")
-    owner = Stage(tiny_model, tmp_path, "55", keys_file=keys_file)
+    secret, key = make_key("app", requests_per_minute=9)
+    keys = keys_file(tmp_path, key)
+    owner = Stage(tiny_model, tmp_path, "55", keys_file=keys)
     async with listening(owner.scene) as address, owner.opened(secret) as (_, episode):
         peers = Listed({"replica": owner.scene.service.replica, "address": address})
-        async with Scene(tiny_model, peers=peers, keys_file=keys_file).http() as http:
+        async with Scene(tiny_model, peers=peers, keys_file=keys).http() as http:
             http.headers[header] = f"Bearer {secret}" if header == "Authorization" else secret
             answer = await chat(http, episode)
     assert answer.status_code == 200, answer.text
@@ -184,12 +183,11 @@ async def test_a_call_through_another_replica_is_the_callers_own(tiny_model: Pat
 async def test_a_page_reaches_no_team_through_another_replica_that_does_not_let_it_in(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    secret, key = make_key("app", scopes=("call",), expires_at=None, requests_per_minute=None)
-    write_keys(tmp_path / "keys.json", [key])
+    secret, key = make_key("app")
     owner = Scene(tiny_model)
     async with listening(owner) as address:
         other = Scene(tiny_model, peers=Listed({"replica": owner.service.replica, "address": address}))
-        settings: dict[str, Any] = {"keys_file": str(tmp_path / "keys.json")}
+        settings: dict[str, Any] = {"keys_file": keys_file(tmp_path, key)}
         closed, open_to_pages = (
             TeamRoute.model_validate({"champion": program_team(tiny_model, 3, "blue"), "settings": settings | more})
             for more in ({}, {"allowed_origins": ["*"]})
@@ -315,11 +313,10 @@ async def test_another_key_finds_no_episode_but_a_grader_with_scope_admin_does(
 ) -> None:
     scopes = {"web": ("call",), "app": ("call",), "grader": ("admin",), "judge": ("feedback",)}
     keys = {
-        name: make_key(name, scopes=of, expires_at=None, requests_per_minute=4 if name == "app" else None)  # type: ignore[arg-type]
+        name: make_key(name, scopes=of, requests_per_minute=4 if name == "app" else None)  # type: ignore[arg-type]
         for name, of in scopes.items()
     }
-    write_keys(tmp_path / "keys.json", [key for _, key in keys.values()])
-    stage = Stage(tiny_model, tmp_path, keys_file=str(tmp_path / "keys.json"))
+    stage = Stage(tiny_model, tmp_path, keys_file=keys_file(tmp_path, *(key for _, key in keys.values())))
     async with stage.opened(keys["web"][0]) as (http, episode):
         assert (await chat(http, episode)).status_code == 200
         codes = []

@@ -70,8 +70,8 @@ async def test_what_a_caller_sends_is_checked_and_named(scene: Scene) -> None:
 
 async def test_keys_hold_and_calls_count(tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
-    secret, caller = make_key("caller", scopes=("call",), expires_at=None, requests_per_minute=2)
-    other, reader = make_key("reader", scopes=("metrics",), expires_at=None, requests_per_minute=None)
+    secret, caller = make_key("caller", requests_per_minute=2)
+    other, reader = make_key("reader", scopes=("metrics",))
     write_keys(file, [caller, reader])
     scene = scene_of(tiny_model, keys_file=str(file))
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}

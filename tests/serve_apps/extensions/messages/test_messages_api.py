@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx2
 import pytest
-from gateway_scene import Scene, deployed_team
+from gateway_scene import CHUNK, HELLO, Scene, closes_with_its_events, deployed_team, keys_file
 
 from serve_apps.extensions.messages.messages import message_events
-from serve_apps.extensions.responses.response_events import response_events
-from serve_apps.extensions.responses.responses import ResponsesRequest
-from serve_apps.gateway.traffic.callers import Holder, make_key, write_keys
+from serve_apps.gateway.traffic.callers import Holder, make_key
 from serve_apps.gateway.traffic.teams import TeamRoute
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
@@ -29,8 +25,6 @@ ADD: Any = {
     "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
 }
 CALL = 'I add. <tool_call>{"name": "add", "arguments": {"a": 6}}</tool_call>'
-HELLO: Any = [{"role": "user", "content": "What is 6*7?"}]
-ASKED = ResponsesRequest.model_validate({"model": "m", "input": "What is 6*7?"})
 
 
 @asynccontextmanager
@@ -189,9 +183,8 @@ async def test_errors_have_anthropics_form(scene: Scene, tiny_model: Path, tmp_p
 
 
 async def test_a_key_may_come_as_anthropics_clients_send_it(tiny_model: Path, tmp_path: Path) -> None:
-    secret, key = make_key("caller", scopes=("call",), expires_at=None, requests_per_minute=None)
-    write_keys(tmp_path / "keys.json", [key])
-    scene = Scene(tiny_model, keys_file=str(tmp_path / "keys.json"), messages_api=True)
+    secret, key = make_key("caller")
+    scene = Scene(tiny_model, keys_file=keys_file(tmp_path, key), messages_api=True)
     async with client_of(scene, secret) as client:
         assert (await client.messages.create(model="demo/solver", messages=HELLO, max_tokens=5)).content
     async with client_of(scene, "wrong") as client:
@@ -222,29 +215,6 @@ async def test_a_block_that_vllms_converter_cannot_read_is_its_callers_fault(
     assert not scene.service.figures(), "no failure of the team"
 
 
-@pytest.mark.parametrize("events_of", [message_events, partial(response_events, ASKED)], ids=["message", "response"])
-async def test_closing_a_stream_ends_what_it_is_made_of_before_it_returns(events_of: Any) -> None:
-    num_open = 0
-    choice = {"index": 0, "delta": {"role": "assistant", "content": "It"}, "finish_reason": None}
-    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
-
-    async def chunks() -> AsyncGenerator[Any]:
-        nonlocal num_open
-        num_open += 1
-        try:
-            while True:
-                yield f"data: {json.dumps(chunk)}\n\n" if events_of is message_events else chunk
-        finally:
-            await asyncio.sleep(0)  # as sampling takes a while to end
-            num_open -= 1
-
-    events = events_of(chunks())
-    await anext(events)
-    assert num_open == 1
-    await events.aclose()
-    assert num_open == 0
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -265,3 +235,7 @@ async def test_it_is_off_unless_it_is_turned_on(tiny_model: Path) -> None:
     async with client_of(Scene(tiny_model)) as client:
         with pytest.raises(anthropic.NotFoundError, match=r"set gateway\.messages_api: true"):
             await client.messages.create(model="demo/solver", messages=HELLO, max_tokens=5)
+
+
+async def test_closing_a_stream_ends_what_it_is_made_of_before_it_returns() -> None:
+    assert await closes_with_its_events(message_events, f"data: {json.dumps(CHUNK)}\n\n")

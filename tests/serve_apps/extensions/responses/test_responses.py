@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from gateway_scene import Scene
+from gateway_scene import CHUNK, Scene, closes_with_its_events
 from pydantic import BaseModel
 
+from serve_apps.extensions.responses.response_events import response_events
+from serve_apps.extensions.responses.responses import ResponsesRequest
 from serve_apps.extensions.responses.responses_api import KeptResponses
 from serve_apps.openai_api.protocol import ApiError
+from tests.serve_apps.extensions.episodes.test_gateway_episodes import Stage, client_of
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
@@ -23,11 +27,6 @@ ADD: Any = {
     "strict": False,
 }
 CALL = 'I add. <tool_call>{"name": "add", "arguments": {"a": 6}}</tool_call>'
-
-
-@pytest.fixture
-def scene(tiny_model: Path) -> Scene:
-    return Scene(tiny_model)
 
 
 async def test_a_response_has_the_text_the_usage_and_the_team(scene: Scene) -> None:
@@ -175,3 +174,31 @@ async def test_an_error_within_a_stream_is_raised_by_the_client(scene: Scene) ->
             async for _ in stream:
                 pass
     assert scene.service.admission.num_in_flight == 0
+
+
+async def test_closing_a_stream_ends_what_it_is_made_of_before_it_returns() -> None:
+    asked = ResponsesRequest.model_validate({"model": "m", "input": "What is 6*7?"})
+    assert await closes_with_its_events(partial(response_events, asked), CHUNK)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_episode_of_a_program_answers_and_continues_responses(
+    tiny_model: Path, tmp_path: Path, stream: bool
+) -> None:
+    stage = Stage(tiny_model, tmp_path, "one", "two")
+    async with stage.opened() as (http, episode):
+        client = client_of(http, episode["base_url"])
+        first = await client.responses.create(model="m", input="1?")
+        second = await client.responses.create(model="m", input="2?", previous_response_id=first.id, stream=stream)
+        if stream:
+            *_, last = [event async for event in second]
+            second = last.response
+        assert (first.output_text, second.output_text, second.status) == ("one", "two", "completed")
+        other = client_of(http, episode["agents"]["calculator"])
+        with pytest.raises(openai.NotFoundError, match="'resp-0' is not kept here"):
+            await other.responses.create(model="m", input="x", previous_response_id="resp-0")
+        await http.post(f"{episode['base_url']}/outcome", json={})
+    (trace,) = await stage.kept()
+    prompt = list(trace.turns[1].prompt_token_ids)
+    said = [*trace.turns[0].prompt_token_ids, *trace.turns[0].completion_token_ids]
+    assert prompt[: len(said)] == said, "the turns continue each other"

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_scene import Scene, deployed_team
+from gateway_scene import Scene, deployed_team, keys_file
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from seen_spans import Seen, exported, spans_of, tree_of
 from waits import until
 
 from pipelines.examples.calculator import program as calculator
-from serve_apps.gateway.traffic.callers import make_key, write_keys
+from serve_apps.gateway.traffic.callers import make_key
 from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute
 from serve_apps.openai_api.protocol import ApiError
 from tests.serve_apps.extensions.episodes.test_gateway_episodes import ADD, MULTIPLY, Engine, Stage, chat, client_of
@@ -227,9 +227,8 @@ async def test_a_caller_decides_whether_its_trace_is_recorded(scene: Scene, memo
 async def test_requests_without_a_key_make_no_spans_and_no_key_stands_in_one(
     tiny_model: Path, tmp_path: Path, memory: InMemorySpanExporter
 ) -> None:
-    key, stored = make_key("alice", scopes=("call",), expires_at=None, requests_per_minute=None)
-    write_keys(tmp_path / "keys.json", [stored])
-    scene = Scene(tiny_model, telemetry=TELEMETRY, keys_file=str(tmp_path / "keys.json"))
+    key, stored = make_key("alice")
+    scene = Scene(tiny_model, telemetry=TELEMETRY, keys_file=keys_file(tmp_path, stored))
     for given, status in (("wrong", 401), ("", 401), (key, 200)):
         async with scene.http(given) as http:
             assert (await http.post("/v1/chat/completions", json=ASK)).status_code == status

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.fast
 
 
 def key_of(name: str) -> tuple[str, ApiKey]:
-    return make_key(name, scopes=("call",), expires_at=None, requests_per_minute=None)
+    return make_key(name)
 
 
 class Port:

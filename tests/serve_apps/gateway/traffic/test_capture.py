@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_scene import Scene, deployed_team
+from gateway_scene import Scene, deployed_team, keys_file
 from records import MakeTrace
 
 from serve_apps.config import CaptureConfig
-from serve_apps.gateway.traffic.callers import ApiKey, make_key, write_keys
+from serve_apps.gateway.traffic.callers import ApiKey, make_key
 from serve_apps.gateway.traffic.capture import BATCH_CHARACTERS, Capture
 from serve_apps.gateway.traffic.redaction import NOT_READ, Redaction
 from serve_apps.gateway.traffic.teams import TeamRoute, TeamStores
@@ -107,7 +107,11 @@ async def test_redacted_text_is_nowhere_in_the_store_nor_in_its_tokens(tiny_mode
     scene, store = scene_of(tiny_model, tmp_path, redact={r"[\w.]+@[\w.]+": "<email>"})
     async with scene.http() as http:
         answer = await ask(http, store=True)
+        body = {"score": 0.5, "comment": "wrong: bob@example.org", "answer": "ask bob@example.org"}
+        assert (await http.post(f"/v1/traces/{answer['id']}/feedback", json=body)).status_code == 200
     await scene.service.capture.close()
+    (stored,) = store.feedback_on()
+    assert (stored.score, stored.comment, stored.answer) == (0.5, "wrong: <email>", "ask <email>")
     (trace,) = kept(store)
     assert trace.episode_id == answer["id"]
     assert trace.task.prompt == "Write to <email>"
@@ -169,12 +173,12 @@ async def test_feedback_is_stored_with_its_trace_and_the_newest_counts(tiny_mode
 
 
 async def test_feedback_on_an_unknown_answer_and_on_anothers_is_refused_alike(tiny_model: Path, tmp_path: Path) -> None:
-    keys = {
-        name: make_key(name, scopes=("call", "feedback"), expires_at=None, requests_per_minute=None)
-        for name in ("web", "app")
-    }
-    write_keys(tmp_path / "keys.json", [key for _, key in keys.values()])
-    scene = Scene(tiny_model, capture={"share": 1.0, "flush_s": 0.02}, keys_file=str(tmp_path / "keys.json"))
+    keys = {name: make_key(name, scopes=("call", "feedback")) for name in ("web", "app")}
+    scene = Scene(
+        tiny_model,
+        capture={"share": 1.0, "flush_s": 0.02},
+        keys_file=keys_file(tmp_path, *(key for _, key in keys.values())),
+    )
     stores = TeamStores(run_id="demo", traces=str(tmp_path / "traces"), served=str(tmp_path / "served"))
     scene.serve(TeamRoute(champion=deployed_team(tiny_model, 3, "blue"), stores=stores))
     async with scene.http(keys["web"][0]) as http:
@@ -264,7 +268,7 @@ async def test_long_answers_are_written_few_at_a_time_and_none_is_lost(
     capture = Capture(
         config, production.config.stores.served, count=lambda _, num: batches.append(num) if num else None
     )
-    _, key = make_key("caller", scopes=("call",), expires_at=None, requests_per_minute=None)
+    _, key = make_key("caller")
     sizes = [10, 10, BATCH_CHARACTERS - 5_000, 2 * BATCH_CHARACTERS, 10, 10]
     for number, size in enumerate(sizes):
         metadata = {"a": "x" * size}
@@ -279,17 +283,6 @@ async def test_long_answers_are_written_few_at_a_time_and_none_is_lost(
 def test_an_invalid_redaction_pattern_is_refused(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="no regular expression"):
         Scene(tiny_model, capture={"redact": {"(": "x"}})
-
-
-async def test_feedback_is_redacted_too(tiny_model: Path, tmp_path: Path) -> None:
-    scene, store = scene_of(tiny_model, tmp_path, redact={r"[\w.]+@[\w.]+": "<email>"})
-    async with scene.http() as http:
-        answer = await ask(http, store=True)
-        body = {"score": 0.5, "comment": "wrong: bob@example.org", "answer": "ask bob@example.org"}
-        assert (await http.post(f"/v1/traces/{answer['id']}/feedback", json=body)).status_code == 200
-    await scene.service.capture.close()
-    (stored,) = store.feedback_on()
-    assert (stored.score, stored.comment, stored.answer) == (0.5, "wrong: <email>", "ask <email>")
 
 
 def test_a_redacted_number_is_also_replaced_where_it_is_a_json_number(make_trace: MakeTrace) -> None:

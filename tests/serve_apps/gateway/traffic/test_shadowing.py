@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_scene import Scene, deployed_team
+from gateway_scene import Scene
 from waits import until
 
 from serve_apps.gateway.traffic.shadowing import Shadowing, ShadowJob, ShadowResult
-from serve_apps.gateway.traffic.teams import TeamRoute
 from serve_apps.openai_api.chat_request import ChatRequest
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
@@ -71,11 +70,7 @@ async def test_jobs_of_a_player_that_raises_are_dropped_and_no_longer_open() -> 
 
 async def test_the_error_of_one_job_does_not_touch_the_others_of_its_batch(tiny_model: Path) -> None:
     scene = Scene(tiny_model)
-    scene.serve(
-        TeamRoute(
-            champion=deployed_team(tiny_model, 3, "blue"), candidate=deployed_team(tiny_model, 4, "green"), shadow=1.0
-        )
-    )
+    scene.serve_both(shadow=1.0)
     jobs = [job(0), job(1, version=5), job(2, model="demo/nobody"), job(3)]
     results = await scene.shadow_player.play_jobs(jobs)
     assert [result.outcome for result in results] == ["answered", "dropped", "failed", "answered"]
@@ -85,11 +80,7 @@ async def test_the_error_of_one_job_does_not_touch_the_others_of_its_batch(tiny_
 
 async def test_a_shadow_request_is_sampled_whole_and_without_logprobs(tiny_model: Path) -> None:
     scene = Scene(tiny_model)
-    scene.serve(
-        TeamRoute(
-            champion=deployed_team(tiny_model, 3, "blue"), candidate=deployed_team(tiny_model, 4, "green"), shadow=1.0
-        )
-    )
+    scene.serve_both(shadow=1.0)
     shadow_job = job()
     seen = {"stream": True, "logprobs": True, "top_logprobs": 2}
     shadow_job = replace(shadow_job, request=shadow_job.request.model_copy(update=seen))

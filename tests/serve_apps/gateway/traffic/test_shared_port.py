@@ -66,9 +66,7 @@ class Team:
     def give_keys(self, *names: str) -> None:
         made: list[ApiKey] = []
         for name in names:
-            secret, key = make_key(
-                name, scopes=("call", "feedback", "metrics", "admin"), expires_at=None, requests_per_minute=None
-            )
+            secret, key = make_key(name, scopes=("call", "feedback", "metrics", "admin"))
             self.secrets[name] = secret
             made.append(key)
         write_keys(self.keys_file, made)
