@@ -54,24 +54,6 @@ KNOWN_MARKS = (
 """The marks that are looked for in a chat template."""
 
 
-def thought_marks(tokenizer: ChatTokenizer) -> ThoughtMarks | None:
-    """Returns the marks that the chat template knows; None where it knows none."""
-    return next((marks for marks in KNOWN_MARKS if marks.end in tokenizer.chat_template), None)
-
-
-def marks_of_parser(name: str, tokenizer: ChatTokenizer) -> ThoughtMarks:
-    """Returns the marks of vLLM's reasoning parser of this name: see `reasoning_marks`."""
-    return ThoughtMarks(**reasoning_marks(name, tokenizer.hugging_face)._asdict())
-
-
-def thoughts_of(prompt: str, marks: ThoughtMarks | None) -> Thoughts:
-    """Returns whether a completion of this prompt has thoughts, by the end of the prompt."""
-    end = prompt.rstrip()
-    if marks is None or end.endswith(marks.end):  # a template writes empty thoughts where they are turned off
-        return "none"
-    return "begun" if marks.is_assumed or end.endswith(marks.begin) else "possible"
-
-
 @dataclass(frozen=True, kw_only=True)
 class ThoughtReader:
     """Tells the thoughts of the completions of one prompt from what they say."""
@@ -81,8 +63,12 @@ class ThoughtReader:
 
     @classmethod
     def of(cls, prompt: str, marks: ThoughtMarks | None) -> ThoughtReader:
-        """Returns the reader of the completions of a prompt."""
-        return cls(marks=marks, thoughts=thoughts_of(prompt, marks))
+        """Returns the reader of the completions of a prompt, whose end shows whether they have thoughts."""
+        end = prompt.rstrip()
+        if marks is None or end.endswith(marks.end):  # a template writes empty thoughts where they are turned off
+            return cls(marks=marks, thoughts="none")
+        has_begun = marks.is_assumed or end.endswith(marks.begin)
+        return cls(marks=marks, thoughts="begun" if has_begun else "possible")
 
     def split(self, text: str, *, is_growing: bool = False) -> tuple[str | None, str]:
         """Returns the thoughts of a completion, None where it has none, and what it says.
@@ -139,9 +125,9 @@ def answer_format(tokenizer: ChatTokenizer, parsers: Parsers) -> AnswerFormat:
     """
     thoughts: ThoughtMarks | None = None
     if parsers.reasoning == "auto":
-        thoughts = thought_marks(tokenizer)
+        thoughts = next((marks for marks in KNOWN_MARKS if marks.end in tokenizer.chat_template), None)
     elif parsers.reasoning != "none":
-        thoughts = marks_of_parser(parsers.reasoning, tokenizer)
+        thoughts = ThoughtMarks(**reasoning_marks(parsers.reasoning, tokenizer.hugging_face)._asdict())
     tools = tool_format(tokenizer) if parsers.tool == "auto" else format_of_parser(parsers.tool)
     return AnswerFormat(tools=tools, thoughts=thoughts)
 

@@ -13,8 +13,6 @@ from serve_apps.openai_api.answer_reader import (
     ThoughtReader,
     Thoughts,
     answer_format,
-    thought_marks,
-    thoughts_of,
 )
 from tests.small_tokenizers import QWEN, build
 
@@ -31,15 +29,18 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 @pytest.mark.fast
 def test_thoughts_are_seen_in_the_end_of_the_prompt() -> None:
-    assert thoughts_of("<|im_start|>assistant\n<think>\n", THINK) == "begun"
-    assert thoughts_of("<|im_start|>assistant\n", THINK) == "possible"
-    assert thoughts_of("<|im_start|>assistant\n<think>\n\n</think>\n\n", THINK) == "none", "they are turned off"
-    assert thoughts_of("<|im_start|>assistant\n<think>\n", None) == "none"
+    assert ThoughtReader.of("<|im_start|>assistant\n<think>\n", THINK).thoughts == "begun"
+    assert ThoughtReader.of("<|im_start|>assistant\n", THINK).thoughts == "possible"
+    assert ThoughtReader.of("<|im_start|>assistant\n<think>\n\n</think>\n\n", THINK).thoughts == "none", (
+        "they are turned off"
+    )
+    assert ThoughtReader.of("<|im_start|>assistant\n<think>\n", None).thoughts == "none"
 
 
 @pytest.mark.fast
 def test_the_template_shows_the_marks(tmp_path: Path) -> None:
-    found = {family: thought_marks(ChatTokenizer(build(family, tmp_path / family))) for family in ("qwen", "deepseek")}
+    chats = {family: ChatTokenizer(build(family, tmp_path / family)) for family in ("qwen", "deepseek")}
+    found = {family: answer_format(chat, Parsers()).thoughts for family, chat in chats.items()}
     assert found == {"qwen": None, "deepseek": THINK}
 
 
