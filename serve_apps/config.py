@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from serve_apps.authoring.parsers import Parsers
+from stores.extensions import extensions
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -297,9 +298,26 @@ class GatewayPortConfig(Settings):
     """The size in bytes of the body of a request, at most. A larger one is refused."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Where spans of requests go. By default there are none."""
-    messages_api: bool = False
-    """Whether Anthropic's Messages API (`/v1/messages`) is answered. Its converters are vLLM's: each replica takes 0.7 GB more, and
-    some seconds more to start."""
+    extensions: tuple[str, ...] = ()
+    """The extensions that answer only where they are named here. `messages`: Anthropic's Messages API (`/v1/messages`), whose converters
+    are vLLM's: each replica takes 0.7 GB more, and some seconds more to start."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_its_extensions(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("messages_api"):
+            raise ValueError("gateway.messages_api is a name in gateway.extensions now: write extensions: [messages]")
+        return (
+            {name: value for name, value in data.items() if name != "messages_api"} if isinstance(data, dict) else data
+        )
+
+    @field_validator("extensions")
+    @classmethod
+    def _are_installed(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        installed = [extension.name for extension in extensions() if extension.routes]
+        if unknown := [name for name in names if name not in installed]:
+            raise ValueError(f"there is no extension {unknown[0]!r} of the gateway; there are {', '.join(installed)}")
+        return names
 
 
 class GatewayConfig(GatewayTeamConfig, GatewayPortConfig):

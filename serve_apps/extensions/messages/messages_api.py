@@ -1,4 +1,4 @@
-"""messages_api: `POST /v1/messages`: a chat in the form of Anthropic's Messages API, where `gateway.messages_api` turns it on."""
+"""messages_api: `POST /v1/messages`: a chat in the form of Anthropic's Messages API, where `gateway.extensions` names it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ router = APIRouter(route_class=AnthropicRoute)
 
 def add_to(api: FastAPI, service: Service) -> None:
     """Adds the routes to a gateway."""
-    if service.config.messages_api:
+    if "messages" in service.config.extensions:
         load_converters()  # now: while it imports, a process answers nobody
     api.include_router(router)
 
@@ -97,5 +97,7 @@ async def count_tokens(body: CountRequest, request: Request, service: ServiceDep
 
 
 def _check_on(service: Service) -> None:
-    if not service.config.messages_api:
-        raise ApiError(404, "Anthropic's Messages API is off here: set gateway.messages_api: true", code="not_enabled")
+    if "messages" not in service.config.extensions:
+        raise ApiError(
+            404, "Anthropic's Messages API is off here: set gateway.extensions: [messages]", code="not_enabled"
+        )

@@ -59,7 +59,7 @@ class NoReplicas:
 async def test_a_set_without_a_replica_is_said_soon_and_in_the_form_of_the_api(
     tiny_model: Path, path: str, body: dict[str, Any], kind: str
 ) -> None:
-    scene, app = Scene(tiny_model, messages_api=True), NoReplicas()
+    scene, app = Scene(tiny_model, extensions=("messages",)), NoReplicas()
     scene.service.streams = ServeStreams(replica_timeout_s=REPLICA_TIMEOUT_S, open_app=lambda _: app)
     scene.service.client = lambda team: ServeClient(  # type: ignore[method-assign, assignment]
         team.apps, CallConfig(), open_app=lambda _: app, replica_timeout_s=REPLICA_TIMEOUT_S

@@ -44,7 +44,7 @@ def test_who_is_first_or_alone_sets_the_port() -> None:
         {"max_body_bytes": 10},
         {"host": "0.0.0.0", "keys_file": "/b/keys.json"},
         {"telemetry": {"endpoint": "http://collector:4318"}},
-        {"messages_api": True},
+        {"extensions": ("messages",)},
     ],
 )
 @pytest.mark.parametrize("teams", [{"a": KEYED}, {"a": KEYED, "b": OPEN}])
@@ -56,6 +56,14 @@ def test_other_settings_of_the_port_are_refused_with_both_values_and_the_fix(
         asked(teams=teams, **settings)
     port, _ = asked("any", teams=teams, **settings)
     assert getattr(port, name) == getattr(GatewayConfig(**settings), name) != getattr(PORT, name), value
+
+
+def test_extensions_that_are_not_there_are_refused_and_the_setting_before_them_says_where_it_is() -> None:
+    with pytest.raises(ValueError, match=r"there is no extension 'nothing' of the gateway; there are .*messages"):
+        GatewayConfig(extensions=("nothing",))
+    with pytest.raises(ValueError, match=r"is a name in gateway\.extensions now: write extensions: \[messages\]"):
+        GatewayConfig.model_validate({"messages_api": True})
+    assert GatewayPortConfig.model_validate({"messages_api": False}) == PORT, "as a gateway that runs may have it"
 
 
 def test_a_default_that_is_not_what_holds_is_refused_too() -> None:

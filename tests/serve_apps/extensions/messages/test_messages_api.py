@@ -36,7 +36,7 @@ async def client_of(scene: Scene, key: str = "none") -> AsyncIterator[anthropic.
 
 @pytest.fixture
 def scene(tiny_model: Path) -> Scene:
-    scene = Scene(tiny_model, messages_api=True)
+    scene = Scene(tiny_model, extensions=("messages",))
     scene.serve(TeamRoute(champion=deployed_team(tiny_model, 3, "blue", max_model_len=1024)))
     return scene
 
@@ -120,7 +120,7 @@ async def test_the_stop_sequence_that_ended_a_message_is_named(scene: Scene, str
 
 
 async def test_counting_tokens_takes_a_place_and_refuses_only_what_it_need_not_count(tiny_model: Path) -> None:
-    scene = Scene(tiny_model, messages_api=True, max_in_flight=1, max_queued=0)
+    scene = Scene(tiny_model, extensions=("messages",), max_in_flight=1, max_queued=0)
     context, tokenizer = 256, scene.streams.tokenizer
     most = tokenizer.most_characters(context)
     assert most is not None
@@ -140,7 +140,7 @@ async def test_counting_tokens_takes_a_place_and_refuses_only_what_it_need_not_c
 
 
 async def test_thoughts_may_be_asked_for_and_their_budget_is_said_to_be_unread(tiny_model: Path) -> None:
-    scene = Scene(tiny_model, messages_api=True)
+    scene = Scene(tiny_model, extensions=("messages",))
     scene.serve(TeamRoute(champion=deployed_team(tiny_model, 3, "blue", max_model_len=4096)))
     thinking: Any = {"type": "enabled", "budget_tokens": 1024}
     async with client_of(scene) as client:
@@ -184,7 +184,7 @@ async def test_errors_have_anthropics_form(scene: Scene, tiny_model: Path, tmp_p
 
 async def test_a_key_may_come_as_anthropics_clients_send_it(tiny_model: Path, tmp_path: Path) -> None:
     secret, key = make_key("caller")
-    scene = Scene(tiny_model, keys_file=keys_file(tmp_path, key), messages_api=True)
+    scene = Scene(tiny_model, keys_file=keys_file(tmp_path, key), extensions=("messages",))
     async with client_of(scene, secret) as client:
         assert (await client.messages.create(model="demo/solver", messages=HELLO, max_tokens=5)).content
     async with client_of(scene, "wrong") as client:
@@ -233,7 +233,7 @@ async def test_a_list_without_end_is_refused(scene: Scene, field: str, value: An
 
 async def test_it_is_off_unless_it_is_turned_on(tiny_model: Path) -> None:
     async with client_of(Scene(tiny_model)) as client:
-        with pytest.raises(anthropic.NotFoundError, match=r"set gateway\.messages_api: true"):
+        with pytest.raises(anthropic.NotFoundError, match=r"set gateway\.extensions: \[messages\]"):
             await client.messages.create(model="demo/solver", messages=HELLO, max_tokens=5)
 
 
