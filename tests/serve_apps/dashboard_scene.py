@@ -8,11 +8,13 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from gateway_scene import Scene, deployed_team
+from records import build_trace
 
 from serve_apps.chat.tokenizer import ChatTokenizer, load_tokenizer
 from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute, TeamStores
@@ -23,11 +25,8 @@ from stores.types import (
     EpisodeStatus,
     FinishReason,
     Purpose,
-    Sampling,
     Task,
-    ToolCall,
     Trace,
-    Turn,
     TurnReward,
     episode_id,
 )
@@ -79,75 +78,57 @@ def make_episode(tokenizer: ChatTokenizer, index: int, *, team: int, purpose: Pu
     task = Task(task_id=f"sum-{index // 2}", prompt=f"Compute 7 + 6 * {8 + index // 2}", answers=("55",), source="sums")
     versions = {"worker": {3: 7, 4: 9}[team], "judge": 5}
     key: dict[str, Any] = {"run_id": "math", "iteration": 6, "purpose": purpose, "team_key": f"key{team}"}
-    turns, began, calls = [], 0.0, []
+    whole = build_trace(index, **key, outcome_metadata={})
+    turns, began = [], 0.0
     for position, (agent, text) in enumerate(REPLIES.items()):
-        index_in_trace = position if position == 0 else position + 1
+        place = position + (position > 0)  # the tool's call is event 1
         text = changes.get("texts", {}).get(agent, text)
         ids = [*tokenizer.encode(text), tokenizer.eos_id]
         took = 0.05 + len(ids) * rng.uniform(0.008, 0.014)
         is_ok = rng.random() > 0.2
         turns.append(
-            Turn(
-                turn_index=index_in_trace,
+            replace(
+                whole.turns[0],
+                turn_index=place,
                 agent=agent,
                 model_group=GROUP_OF[agent],
                 policy_version=versions[GROUP_OF[agent]],
-                round_index=0,
-                parents=()
-                if position == 0
-                else (index_in_trace - 2, 1)
-                if agent == "verifier"
-                else (index_in_trace - 1,),
+                parents=() if not position else (place - 2, 1) if agent == "verifier" else (place - 1,),
                 prompt_text=f"Problem: {task.prompt}\nReply in the form that you were given.",
                 completion_text=text,
                 prompt_token_ids=tuple(tokenizer.encode(task.prompt)),
                 completion_token_ids=tuple(ids),
                 rollout_logprobs=tuple(-(rng.random() ** 6) * 6 for _ in ids),
-                sampling=Sampling(max_tokens=64, temperature=0.7),
-                seed=index,
                 finish_reason=FinishReason.STOP if is_ok else FinishReason.LENGTH,
                 is_format_ok=is_ok,
                 format_fault="" if is_ok else "no <ANSWER>",
-                fields={"answer": "55"} if is_ok else {"answer": ""},
+                fields={"answer": "55" if is_ok else ""},
                 start_s=began,
                 duration_s=took,
+                num_cached_tokens=None,
                 option_logprobs={"pass": math.log(0.75), HOSTILE: math.log(0.25)} if agent == "verifier" else {},
             )
         )
-        began += took + 0.01
-        if position == 0:
-            calls.append(
-                ToolCall(
-                    call_index=1,
-                    tool="calculator",
-                    caller="solver",
-                    parents=(0,),
-                    request={"expression": "7 + 6 * 8"},
-                    response={"value": 55, "note": HOSTILE},
-                    error="",
-                    start_s=began,
-                    duration_s=0.12,
-                )
-            )
-            began += 0.13
-    return Trace(
-        **key,
+        began += took + (0.01 if position else 0.14)
+    call = replace(
+        whole.tool_calls[0],
+        tool="calculator",
+        request={"expression": "7 + 6 * 8"},
+        response={"value": 55, "note": HOSTILE},
+        start_s=turns[0].duration_s + 0.01,
+        duration_s=0.12,
+    )
+    return replace(
+        whole,
         episode_id=episode_id(**key, task_id=task.task_id, episode_index=index % 2),
         workflow="serve_apps.workflows.math_chain:MathChain",
         task=task,
         group_id=f"group-{index // 2}",
-        episode_index=index % 2,
-        variant="",
-        seed=index,
         status=changes.get("status", EpisodeStatus.OK),
-        stop_reason="answered",
-        error="",
         answer=changes.get("answer", "55" if rng.random() < {3: 0.5, 4: 0.8}[team] else "49"),
-        outcome_metadata={},
         policy_versions=versions,
-        is_version_mixed=False,
         turns=tuple(turns),
-        tool_calls=tuple(calls),
+        tool_calls=(call,),
         started_at=1_790_000_000 + 60.0 * index + team,
         duration_s=began,
     )
