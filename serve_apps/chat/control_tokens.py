@@ -11,6 +11,7 @@ and the masked text as the letters that it is.
 
 from __future__ import annotations
 
+import os.path
 import re
 import secrets
 from collections.abc import Collection, Mapping
@@ -118,15 +119,10 @@ def any_of(words: Collection[str]) -> str:
     is_optional = bool(heads.pop("", None))
     branches = []
     for group in heads.values():
-        prefix = _common_beginning(min(group), max(group))
+        prefix = os.path.commonprefix(group)  # noqa: RUF071 - of words, no paths
         rests = [word[len(prefix) :] for word in group]
         branches.append(re.escape(prefix) + (any_of(rests) if any(rests) else ""))
     return f"(?:{'|'.join(branches)})" + "?" * is_optional
-
-
-def _common_beginning(one: str, other: str) -> str:
-    length = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[:length]
 
 
 def _renamed(token: AddedToken, name: str) -> AddedToken:

@@ -169,9 +169,9 @@ def _wait_until_routed(config: GatewayConfig, expected: _Expected, timeout_s: fl
         app = serve.status().applications.get(app_name(config))
         if len(statuses) >= num_replicas and not late and not (expected.is_moved and _is_changing(app)):
             break
-        messages = (
-            "; ".join(_last_line(d.message) for d in app.deployments.values()) if app else "Serve has no such app"
-        )
+        # The last line of a traceback has its cause.
+        causes = [d.message.strip().rpartition("\n")[2] for d in app.deployments.values()] if app else []
+        messages = "; ".join(causes) if app else "Serve has no such app"
         if app and app.status.value == "DEPLOY_FAILED":
             raise RouteError(f"the gateway on port {config.port} did not start: {messages}")
         if time.monotonic() > deadline:
@@ -190,11 +190,6 @@ def _wait_until_routed(config: GatewayConfig, expected: _Expected, timeout_s: fl
 def _is_changing(app: Any) -> bool:
     """Whether a replica of an app is about to start or to stop."""
     return app is None or any(set(d.replica_states) - {"RUNNING"} for d in app.deployments.values())
-
-
-def _last_line(message: str) -> str:
-    """Returns the last line, which is where a traceback has its cause."""
-    return message.strip().rpartition("\n")[2]
 
 
 def _entry(config: GatewayConfig) -> dict[str, Any] | None:
