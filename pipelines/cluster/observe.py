@@ -9,6 +9,7 @@ stored episodes ─────────────> episode_points, log_fai
 from __future__ import annotations
 
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -68,15 +69,13 @@ def episode_points(traces: Sequence[Trace], *, num_in_flight: int, collector: st
         return []
     run = {"run": traces[0].run_id}
     tags = {**run, "purpose": traces[0].purpose.value}
-    statuses: dict[str, int] = {}
-    seconds: dict[str, list[float]] = {}
-    tokens: dict[tuple[str, str], int] = {}
-    for trace in traces:
-        statuses[trace.status.value] = statuses.get(trace.status.value, 0) + 1
-        for turn in trace.turns:
-            seconds.setdefault(turn.model_group, []).append(turn.duration_s)
-            for kind, ids in (("prompt", turn.prompt_token_ids), ("completion", turn.completion_token_ids)):
-                tokens[turn.model_group, kind] = tokens.get((turn.model_group, kind), 0) + len(ids)
+    statuses = Counter(trace.status.value for trace in traces)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    tokens = Counter[tuple[str, str]]()
+    for turn in (turn for trace in traces for turn in trace.turns):
+        seconds[turn.model_group].append(turn.duration_s)
+        tokens[turn.model_group, "prompt"] += len(turn.prompt_token_ids)
+        tokens[turn.model_group, "completion"] += len(turn.completion_token_ids)
     return [
         ("troupe_episodes_in_flight", num_in_flight, {**run, "collector": collector}),
         *(("troupe_episodes", count, {**tags, "status": status}) for status, count in statuses.items()),

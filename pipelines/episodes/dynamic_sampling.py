@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,15 +25,6 @@ ROUNDING = 1e-9
 """Rewards that differ by less, or by less than this share of them, are equal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refilled:
-    """The passes after the first one; the last ref leaves groups without signal out."""
-
-    passes: list[Sampled]
-    counts: dict[str, int]
-    """`done`, `refilled` and `without_signal` groups, `refills` passes."""
-
-
 def refill(
     run: Run,
     tasks: Sequence[Task],
@@ -42,8 +32,12 @@ def refill(
     sampling_pass: Pass,
     *,
     progress: Progress | None = None,
-) -> Refilled:
-    """Plays as many other tasks as there are groups without signal, repeatedly, up to `max_refills`, time and token budget."""
+) -> tuple[list[Sampled], dict[str, int]]:
+    """Plays as many other tasks as there are groups without signal, repeatedly, up to `max_refills`, time and token budget.
+
+    Returns the passes after the first one, of which the last ref leaves groups without signal out, and the numbers of `done`,
+    `refilled` and `without_signal` groups and of `refills`.
+    """
     settings = run.config.collect
     assert settings.dynamic_sampling is not None, "collect: only where it is asked for"
     used = {task.task_id for task in tasks}
@@ -70,7 +64,7 @@ def refill(
         "refilled": sum(len(p.groups) for p in passes),
     }
     final = [first, *passes][-1].repinned(sampling_pass.pin(good))
-    return Refilled(passes=[*passes, final], counts=counts)
+    return [*passes, final], counts
 
 
 def groups_without_signal(traces: Sequence[Trace], rewards: Sequence[EpisodeRewards]) -> set[str]:

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import TypeVar
 
@@ -61,17 +61,7 @@ def author_faults(traces: Sequence[Trace]) -> set[str]:
     """Returns what `failures_alike` finds in these traces; variants are left out."""
     sampled = [trace for trace in traces if not trace.variant]
     completions = {t.episode_id: tuple(turn.completion_text for turn in t.turns) for t in sampled}
-    endings = [
-        Ending(
-            episode_id=t.episode_id,
-            group_id=t.group_id,
-            status=t.status,
-            cause=t.cause,
-            stop_reason=t.stop_reason,
-            error=t.error,
-        )
-        for t in sampled
-    ]
+    endings = [Ending(**{column.name: getattr(t, column.name) for column in fields(Ending)}) for t in sampled]
     return failures_alike(endings, lambda _: completions)
 
 

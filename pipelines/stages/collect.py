@@ -40,9 +40,9 @@ def collect(call: StageCall) -> Collected:
     passes = [sampled]
     groups = {"wanted": settings.tasks_per_iteration, "planned": len(tasks), "done": len(sampled.groups)}
     if settings.dynamic_sampling is not None:
-        refilled = refill(run, tasks, sampled, by, progress=progress)
-        passes += refilled.passes
-        groups |= refilled.counts
+        refills, counts = refill(run, tasks, sampled, by, progress=progress)
+        passes += refills
+        groups |= counts
     served = None
     if settings.from_service is not None:
         served = take_served(run, number, team_spec=team_spec, models=iteration.models)

@@ -16,7 +16,7 @@ from records import MakeTrace
 
 from pipelines.config.run_config import load_config
 from pipelines.episodes import dynamic_sampling
-from pipelines.episodes.dynamic_sampling import Refilled, refill
+from pipelines.episodes.dynamic_sampling import refill
 from pipelines.episodes.sampling import Pass, Sampled
 from pipelines.run.run import Run
 from pipelines.stages.collect import iteration_tasks
@@ -96,7 +96,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTrace
     return begin
 
 
-def collected(run: Run) -> Refilled:
+def collected(run: Run) -> tuple[list[Sampled], dict[str, int]]:
     """What `collect` does with it."""
     tasks, settings = iteration_tasks(run, run.iteration(1)), run.config.collect
     by = Pass.of(run, TEAM_SPEC, iteration=1)
@@ -104,9 +104,9 @@ def collected(run: Run) -> Refilled:
     return refill(run, tasks, first, by)
 
 
-def pinned_tasks(run: Run, refilled: Refilled) -> dict[str, int]:
+def pinned_tasks(run: Run, passes: list[Sampled]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for trace in run.traces.read_traces(refilled.passes[-1].traces):
+    for trace in run.traces.read_traces(passes[-1].traces):
         assert teaches(trace.task)
         found[trace.task.task_id] = found.get(trace.task.task_id, 0) + 1
     return found
@@ -114,35 +114,35 @@ def pinned_tasks(run: Run, refilled: Refilled) -> dict[str, int]:
 
 def test_groups_without_signal_make_room_for_others_until_there_are_as_many_as_were_wanted(start: Start) -> None:
     run, played = start("run")
-    refilled = collected(run)
-    found = pinned_tasks(run, refilled)
+    passes, counts = collected(run)
+    found = pinned_tasks(run, passes)
     assert len(found) == 6 and set(found.values()) == {2}, "whole groups, all with signal"
-    assert refilled.counts["done"] == 6 and refilled.counts["refilled"] == len(set(played)) - 6
-    assert refilled.counts["without_signal"] == len(set(played)) - 6
+    assert counts["done"] == 6 and counts["refilled"] == len(set(played)) - 6
+    assert counts["without_signal"] == len(set(played)) - 6
     assert len(played) == 2 * len(set(played)), "no task twice"
 
 
 @pytest.mark.nightly
 def test_a_killed_collect_comes_to_the_end_of_one_that_was_not(start: Start) -> None:
     whole, played = start("whole")
-    expected = pinned_tasks(whole, collected(whole))
+    expected = pinned_tasks(whole, collected(whole)[0])
     for killed_after in (3, 12, 15, len(played) - 1):
         with pytest.raises(Killed):
             collected(start(f"killed{killed_after}", killed_after=killed_after)[0])
         again, rest = start(f"killed{killed_after}")
-        assert pinned_tasks(again, collected(again)) == expected
+        assert pinned_tasks(again, collected(again)[0]) == expected
         assert len(rest) == len(played) - killed_after, "what was stored is not played again"
 
 
 def test_refills_are_bounded(start: Start) -> None:
     run, played = start("run", dynamic_sampling={"max_refills": 1})
-    refilled = collected(run)
+    _, counts = collected(run)
     first = sum(teaches(task) for task in iteration_tasks(run, run.iteration(1)))
-    assert len(set(played)) == 6 + (6 - first) and refilled.counts["refills"] == 1
-    assert first <= refilled.counts["done"] < 6
+    assert len(set(played)) == 6 + (6 - first) and counts["refills"] == 1
+    assert first <= counts["done"] < 6
 
 
 @pytest.mark.parametrize(("budget", "refills"), [({"seconds": SECONDS}, 0), ({"tokens": 1}, 0), ({"tokens": 10**9}, 4)])
 def test_no_pass_begins_once_the_budget_is_spent(start: Start, budget: dict[str, float], refills: int) -> None:
     run, _ = start("run", budget=budget, dynamic_sampling={"max_refills": 4})
-    assert collected(run).counts["refills"] == refills
+    assert collected(run)[1]["refills"] == refills
