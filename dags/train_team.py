@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow.sdk import DAG, Param, task
+from airflow.sdk import DAG, Asset, Param, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from dags.ray_job import RayJobOperator
@@ -77,20 +77,24 @@ def train_team(run: ScheduledRun) -> DAG:
             print(f"gate: {verdict}: {condition}")
             return "promote" if verdict == "promote" else "report"
 
-        asset = team_asset(run)
-
-        @task(task_id="in_service", outlets=[asset])
-        def in_service(promoted: Any, *, outlet_events: Any) -> None:
-            if promoted["verdict"] != "promote":
-                raise AirflowSkipException(f"the champion stays: {promoted['verdict']}: {promoted['condition']}")
-            outlet_events[asset].extra = promoted
-
         decided = gate(_result(evaluate, "verdict"), _result(evaluate, "condition"))
-        in_service(promote.output)
+        _update_asset(promote.output, team_asset(run))
         if run.config.watch.on_alarm == "fail":
             _fail_on_alarm(_result(record, "watch"))
         begin >> collect >> score >> train >> sync >> evaluate >> decided >> [promote, report] >> record
     return dag
+
+
+def _update_asset(promoted: Any, asset: Asset) -> None:
+    """Adds the task that updates the team's asset where its champion moved."""
+
+    @task(task_id="in_service", outlets=[asset])
+    def in_service(promoted: Any, *, outlet_events: Any) -> None:
+        if promoted["verdict"] != "promote":
+            raise AirflowSkipException(f"the champion stays: {promoted['verdict']}: {promoted['condition']}")
+        outlet_events[asset].extra = promoted
+
+    in_service(promoted)
 
 
 def _fail_on_alarm(check: Any) -> None:

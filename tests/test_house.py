@@ -57,8 +57,8 @@ ONE_CALLER = {
     ),
     "which processes are gone, for leases": ("stores.journal.process",),
 }
-MAX_LONG_FUNCTIONS = 10
-MAX_CONFIG_FIELDS = 395
+MAX_LONG_FUNCTIONS = 6
+MAX_CONFIG_FIELDS = 360
 MAX_INNER_IMPORTS = 370
 
 

@@ -202,18 +202,9 @@ def play_specs(
         todo = [spec for spec in todo if reason != "enough" and spec.group_id in groups.begun]
     tally = _Tally(Pace(len(todo)))
     if todo:
-        num_kept = len(specs) - len(todo)
-        if progress:
-            progress(num_kept, len(specs), "")  # clears what the pass before reported
-        store.begin(run_id=sampling_pass.run_id, iteration=sampling_pass.iteration)
         # What may be replaced is of the episodes in `todo` only.
         replaced = (*MISSING, Cause.POLICY) if again else ()
-        for row in _run(todo, groups, sampling_pass, replaced=replaced):
-            tally.add(row)
-            if progress:
-                progress(num_kept + tally.num_new, len(specs), tally.pace.describe())
-        if repeats := repeats_in_words(tally.pace.calls):
-            logger.warning("%s", repeats)
+        _play(todo, groups, sampling_pass, tally, replaced=replaced, num_planned=len(specs), progress=progress)
         stored = store.stored_episodes(**where, with_tokens=counts_tokens)
         groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
     stopped_by = groups.stopped_by(time.perf_counter() - began)
@@ -240,6 +231,29 @@ def play_specs(
         tasks_left=[groups.task_of[group] for group in groups.left_out],
         calls=tally.pace.calls,
     )
+
+
+def _play(
+    todo: Sequence[EpisodeSpec],
+    groups: Groups,
+    sampling_pass: Pass,
+    tally: _Tally,
+    *,
+    replaced: Sequence[Cause],
+    num_planned: int,
+    progress: Progress | None,
+) -> None:
+    """Plays episodes, counts them in `tally`, and tells how far it is."""
+    num_kept = num_planned - len(todo)
+    if progress:
+        progress(num_kept, num_planned, "")  # clears what the pass before reported
+    sampling_pass.store.begin(run_id=sampling_pass.run_id, iteration=sampling_pass.iteration)
+    for row in _run(todo, groups, sampling_pass, replaced=replaced):
+        tally.add(row)
+        if progress:
+            progress(num_kept + tally.num_new, num_planned, tally.pace.describe())
+    if repeats := repeats_in_words(tally.pace.calls):
+        logger.warning("%s", repeats)
 
 
 class _Tally:
