@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from job_server import JobServer, job_server
@@ -193,29 +194,27 @@ def test_a_failed_job_says_its_last_lines_and_whether_to_repeat_it(
     assert ("ended by kill -9" in outcome.error) is (code in (-9, 137))
 
 
-def test_a_killed_command_that_said_nothing_shows_no_line_of_rays_but_what_killed_it(
-    server: JobServer, api: JobApi
+RAYS_LINES = (
+    "2026-01-01 00:00:00 INFO job_manager.py:581 -- Runtime env is setting up.\nRunning entrypoint for job j: t\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "about", "error", "may_repeat"),
+    [
+        ("FAILED", f"{RAYS_LINES}Killed\n", {"driver_exit_code": 137}, "Killed\nended by kill -9", True),
+        ("FAILED", "", {"message": "Failed to set up runtime environment."}, "Failed to set up runtime env", True),
+        ("STOPPED", "half\n", {}, "stopped by hand", False),
+        ("LOST", "", {}, "http://127.0.0.1", True),
+    ],
+)
+def test_a_job_that_ended_says_why_and_whether_to_repeat_it(
+    server: JobServer, api: JobApi, status: str, log: str, about: dict[str, Any], error: str, may_repeat: bool
 ) -> None:
-    began = "2026-01-01 00:00:00,000\tINFO job_manager.py:581 -- Runtime env is setting up.\nRunning entrypoint for job j: t\n"
-    server.put("j", "FAILED", f"{began}Killed\n", driver_exit_code=137, message="failed with exit code 137")
-    assert follow_to_end(api, "j")[1].error.startswith("Killed\nended by kill -9")
-
-
-def test_a_job_that_never_began_says_what_ray_says(server: JobServer, api: JobApi) -> None:
-    server.put("j", "FAILED", "", message="Failed to set up runtime environment.")
-    assert follow_to_end(api, "j")[1].error == "Failed to set up runtime environment."
-
-
-def test_a_stopped_job_is_not_repeated_by_itself(server: JobServer, api: JobApi) -> None:
-    server.put("j", "STOPPED", "half\n")
+    if status != "LOST":  # gone with its cluster
+        server.put("j", status, log, **about)
     outcome = follow_to_end(api, "j")[1]
-    assert (outcome.status, outcome.may_repeat) == ("STOPPED", False)
-
-
-def test_a_job_that_went_with_its_cluster_is_lost_and_may_be_repeated(server: JobServer, api: JobApi) -> None:
-    outcome = follow_to_end(api, "gone")[1]
-    assert (outcome.status, outcome.may_repeat) == ("LOST", True)
-    assert "the cluster was restarted" in outcome.error
+    assert (outcome.status, outcome.may_repeat) == (status, may_repeat) and outcome.error.startswith(error)
 
 
 def test_a_job_past_its_deadline_is_stopped(server: JobServer, api: JobApi) -> None:
@@ -250,19 +249,6 @@ def test_a_missing_token_and_a_wrong_one_are_told_apart(
     assert (outcome.status, outcome.may_repeat) == ("REFUSED", False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "right")
     assert api.jobs() == []
-
-
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        ("ray://head:10001", "is a Ray client address: jobs go to the dashboard, e.g. http://head:8265"),
-        ("head:6379", "is an address of the cluster itself"),
-        ("auto", "is an address of the cluster itself"),
-    ],
-)
-def test_an_address_of_another_kind_is_named(address: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        JobApi(address)
 
 
 def test_a_port_that_does_not_speak_http_is_named() -> None:
