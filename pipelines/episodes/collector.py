@@ -226,7 +226,7 @@ def _start(
 
 def share_of(total: int, place: int, num_places: int) -> int:
     """The part of `total` calls at once that the collector at a place, counted from 0, may have: at least one."""
-    return max(1, total // num_places + (place < total % num_places))
+    return max(1, total // num_places + (place < total % num_places))  # the first places take what is left over
 
 
 def _missing(specs: Sequence[EpisodeSpec], store: TraceStore, replaced: Sequence[Cause]) -> list[EpisodeSpec]:

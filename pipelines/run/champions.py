@@ -52,7 +52,7 @@ def followed(past: Sequence[Mapping[str, Any]]) -> int | None:
     for entry in past:
         version = int(entry["team_version"])
         if version in line and entry.get("is_rollback", True):  # without the key, in older runs, it was a rollback
-            line = line[: len(line) - 1 - line[::-1].index(version)]
+            line = line[: len(line) - 1 - line[::-1].index(version)]  # up to its last place, without it
         line.append(version)
     return line[-2] if len(line) > 1 else None
 

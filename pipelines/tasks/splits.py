@@ -117,6 +117,7 @@ def task_slice(
         families: by task id, which tasks stand beside one another in that order.
     """
     slices_per_pass = len(tasks) // count
+    # Tasks that fill no whole slice at the end of a pass wait for the next one, whose order is another.
     pass_number, position = divmod(number - 1, slices_per_pass)
     together: dict[str, list[Task]] = {}
     for task in tasks:
