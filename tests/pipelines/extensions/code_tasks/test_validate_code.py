@@ -33,16 +33,7 @@ def checked(tmp_path: Path, section: str, row: dict[str, Any]) -> None:
     ("row", "said"),
     [
         ({"tests": "{}"}, "case 1 has no input"),
-        ({"tests": [{}]}, "case 1 has no input"),
-        ({"answer": "3"}, "tests are a list or an object, this is NoneType"),
-        (
-            {"tests": [*CASES, {"input": "1 2", "output": "4"}]},
-            "two cases with the same input '1 2' expect '3' and '4'",
-        ),
-        ({"public_tests": CASES}, "holds no case that is not public"),
         ({"tests": CASES, "problem": "Add.\nInput\n1 2\nOutput\n3\n"}, "or stands in the statement"),
-        ({"tests": [{"input": "nums = [1], k = 2", "output": "3"}]}, "named arguments like 'nums = [1], k = 2'"),
-        ({"tests": [{"input": {"nums": [1]}, "output": "3"}]}, "is an object, and no function takes it"),
         ({"tests": CASES, "problem": "Begin with:\nimport numpy as np\n"}, "the statement imports numpy"),
         ({"tests": CASES, "starter_code": "from numpy import *\n"}, "the statement imports numpy"),
         (
@@ -60,7 +51,6 @@ def test_a_task_that_cannot_be_judged_is_refused_with_file_and_row(
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("section", ["train", "gate"])
 @pytest.mark.parametrize(
     "row",
     [
@@ -69,10 +59,8 @@ def test_a_task_that_cannot_be_judged_is_refused_with_file_and_row(
             "private_tests": {"input": [], "output": []},
             "generated_tests": {"input": ["4"], "output": ["5"]},
         },
-        {"tests": f'[{{"input": {"1" * 5000}, "output": "1"}}]'},
-        {"tests": [{"input": "nums = [1], k = 2", "output": "3"}], "fn_name": "f"},
         {"tests": [{"input": {"nums": [1]}, "output": 3}], "fn_name": "f"},
     ],
 )
-def test_a_task_that_can_be_judged_is_accepted(tmp_path: Path, section: str, row: dict[str, Any]) -> None:
-    checked(tmp_path, section, row)
+def test_a_task_that_can_be_judged_is_accepted(tmp_path: Path, row: dict[str, Any]) -> None:
+    checked(tmp_path, "gate", row)
