@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,21 +32,24 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
+Values = Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Expression:
     """Holds a condition that has been parsed."""
 
     text: str
-    _tree: ast.expr
+    _value: Callable[[Values], Any]
     names: frozenset[str]
     """The dotted names that it reads."""
 
-    def __call__(self, values: Mapping[str, Any]) -> bool:
+    def __call__(self, values: Values) -> bool:
         """Returns whether the condition holds. Missing names are null.
 
         A comparison of values that cannot be compared is false.
         """
-        return bool(_value(self._tree, values))
+        return bool(self._value(values))
 
 
 def parse_expression(text: str) -> Expression:
@@ -58,38 +61,43 @@ def parse_expression(text: str) -> Expression:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"condition {text[:80]!r} cannot be read: {error}") from None
     names: set[str] = set()
-    _check(tree, text, names)
-    return Expression(text, tree, frozenset(names))
+    return Expression(text, _read(tree, text, names), frozenset(names))
 
 
-def _check(node: ast.expr, text: str, names: set[str], depth: int = 0) -> None:
+def _read(node: ast.expr, text: str, names: set[str], depth: int = 0) -> Callable[[Values], Any]:
+    """Returns what gives the value of a part of a condition; adds the names that it reads."""
     if depth > MAX_DEPTH:
         raise ValueError(f"condition {text[:80]!r} is nested more than {MAX_DEPTH} deep: split the node")
+
+    def parts_of(*inner: ast.expr) -> list[Callable[[Values], Any]]:
+        return [_read(part, text, names, depth + 1) for part in inner]
+
     match node:
-        case ast.BoolOp(values=values):
-            parts = values
-        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
-            parts = [operand]
-        case ast.Compare(left=left, ops=ops, comparators=comparators) if all(type(op) in _COMPARE for op in ops):
-            parts = [left, *comparators]
-        case ast.List(elts=elts) | ast.Tuple(elts=elts):
-            parts = elts
-        case ast.Constant(value=str() | int() | float() | bool() | None):
-            return
+        case ast.BoolOp(op=op, values=inner):
+            parts, decide = parts_of(*inner), all if isinstance(op, ast.And) else any
+            return lambda values: decide(part(values) for part in parts)
+        case ast.UnaryOp(op=ast.Not() | ast.USub() as op, operand=operand):
+            (part,) = parts_of(operand)
+            change = operator.not_ if isinstance(op, ast.Not) else _negative
+            return lambda values: change(part(values))
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARE for op in ops):
+            parts = parts_of(left, *others)
+            return lambda values: _compare([part(values) for part in parts], ops)
+        case ast.List(elts=inner) | ast.Tuple(elts=inner):
+            parts = parts_of(*inner)
+            return lambda values: [part(values) for part in parts]
+        case ast.Constant(value=str() | int() | float() | bool() | None as value):
+            return lambda values: value
         case ast.Name(id=name) if name in _CONSTANTS:
-            return
-        case ast.Name() | ast.Attribute() | ast.Subscript() if _dotted(node):
-            names.add(_dotted(node))
-            return
-        case _:
-            source = ast.get_source_segment(text.strip(), node) or text
-            what = "calls a function" if isinstance(node, ast.Call) else "is not of the language of conditions"
-            raise ValueError(
-                f"condition {text[:80]!r}: {source[:40]!r} {what}: names, text, numbers, lists, comparisons, and, or, not "
-                "are all there is"
-            )
-    for part in parts:
-        _check(part, text, names, depth + 1)
+            return lambda values: _CONSTANTS[name]
+        case ast.Name() | ast.Attribute() | ast.Subscript() if dotted := _dotted(node):
+            names.add(dotted)
+            return lambda values: look_up(dotted, values)
+    source = ast.get_source_segment(text.strip(), node) or text
+    what = "calls a function" if isinstance(node, ast.Call) else "is not of the language of conditions"
+    raise ValueError(
+        f"condition {text[:80]!r}: {source[:40]!r} {what}: names, text, numbers, lists, comparisons, and, or, not are all there is"
+    )
 
 
 def _dotted(node: ast.expr) -> str:
@@ -117,37 +125,16 @@ def look_up(name: str, values: Mapping[str, Any]) -> Any:
     return value
 
 
-def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name) if name in _CONSTANTS:
-            return _CONSTANTS[name]
-        case ast.Name() | ast.Attribute() | ast.Subscript():
-            return look_up(_dotted(node), values)
-        case ast.List(elts=elts) | ast.Tuple(elts=elts):
-            return [_value(part, values) for part in elts]
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _value(operand, values)
-        case ast.UnaryOp(operand=operand):
-            number = _value(operand, values)
-            return -number if isinstance(number, (int, float)) else None
-        case ast.BoolOp(op=ast.And(), values=parts):
-            return all(_value(part, values) for part in parts)
-        case ast.BoolOp(values=parts):
-            return any(_value(part, values) for part in parts)
-        case ast.Compare(left=left, ops=ops, comparators=comparators):
-            return _compare(_value(left, values), ops, [_value(part, values) for part in comparators])
-    raise AssertionError(f"{ast.dump(node)} passed the check")
+def _negative(number: Any) -> Any:
+    return -number if isinstance(number, (int, float)) else None
 
 
-def _compare(left: Any, ops: list[ast.cmpop], others: list[Any]) -> bool:
-    for op, other in zip(ops, others, strict=True):
+def _compare(values: Sequence[Any], ops: Sequence[ast.cmpop]) -> bool:
+    for left, op, right in zip(values, ops, values[1:], strict=False):
         try:
-            holds = _COMPARE[type(op)](left, other)
+            holds = _COMPARE[type(op)](left, right)
         except TypeError:  # 3 < "a", or a look into what holds nothing
             return False
         if not holds:
             return False
-        left = other
     return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import platform
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -24,223 +24,55 @@ _AF_UNIX, _SOCK_STREAM, _SOCK_TYPES = 1, 1, 0xF
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _X32 = 0x40000000
 
-_SINCE_5_1 = {
-    "io_uring_setup": 425,
-    "io_uring_enter": 426,
-    "io_uring_register": 427,
-    "open_tree": 428,
-    "move_mount": 429,
-    "fsopen": 430,
-    "fsconfig": 431,
-    "fsmount": 432,
-    "fspick": 433,
-    "clone3": 435,
-    "pidfd_getfd": 438,
-    "process_madvise": 440,
-    "mount_setattr": 442,
-    "quotactl_fd": 443,
-    "memfd_secret": 447,
-    "process_mrelease": 448,
-    "fchmodat2": 452,
-    "setxattrat": 463,
-    "removexattrat": 466,
-    "open_tree_attr": 467,
-    "file_setattr": 469,
+_APART = "clone 56 220, clone3 435 435, socket 41 198, socketpair 53 199, prlimit64 302 261, ioctl 16 29"
+"""Told apart by their arguments: system calls with their numbers on x86-64 and on aarch64 (asm/unistd.h)."""
+_REFUSED = {
+    "namespaces, mounts, quotas": (
+        "unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, "
+        "open_tree 428 428, open_tree_attr 467 467, move_mount 429 429, mount_setattr 442 442, fsopen 430 430, "
+        "fsconfig 431 431, fsmount 432 432, fspick 433 433, quotactl 179 60, quotactl_fd 443 443"
+    ),
+    "sockets": "bind 49 200, connect 42 203",
+    "other processes": (
+        "ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440, "
+        "process_mrelease 448 448, pidfd_getfd 438 438, kcmp 312 272, migrate_pages 256 238, move_pages 279 239, "
+        "setpriority 141 140, ioprio_set 251 30, sched_setparam 142 118, sched_setscheduler 144 119, "
+        "sched_setattr 314 274, sched_setaffinity 203 122"
+    ),
+    "objects that no limit counts, or that outlive a program": (
+        "add_key 248 217, request_key 249 218, keyctl 250 219, shmget 29 194, shmat 30 196, shmctl 31 195, "
+        "semget 64 190, semop 65 193, semctl 66 191, semtimedop 220 192, msgget 68 186, msgsnd 69 189, "
+        "msgrcv 70 188, msgctl 71 187, mq_open 240 180, mq_unlink 241 181, memfd_create 319 279, "
+        "memfd_secret 447 447, io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, "
+        "inotify_add_watch 254 27, fanotify_init 300 262, userfaultfd 323 282, perf_event_open 298 241, "
+        "bpf 321 280"
+    ),
+    "files": (
+        "chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -, "
+        "fchownat 260 54, mknod 133 -, mknodat 259 33, utime 132 -, utimes 235 -, futimesat 261 -, "
+        "utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463, "
+        "removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, removexattrat 466 466, "
+        "file_setattr 469 469, name_to_handle_at 303 264, open_by_handle_at 304 265, lookup_dcookie 212 18"
+    ),
+    "the machine": (
+        "reboot 169 142, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273, "
+        "delete_module 176 106, acct 163 89, syslog 103 116, vhangup 153 58, personality 135 92, modify_ldt 154 -, "
+        "iopl 172 -, ioperm 173 -, swapon 167 224, swapoff 168 225, sethostname 170 161, setdomainname 171 162, "
+        "settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266, adjtimex 159 171"
+    ),
 }
-"""The same numbers on every architecture."""
-
-_X86_64 = {
-    **_SINCE_5_1,
-    "ioctl": 16,
-    "shmget": 29,
-    "shmat": 30,
-    "shmctl": 31,
-    "socket": 41,
-    "connect": 42,
-    "bind": 49,
-    "socketpair": 53,
-    "clone": 56,
-    "semget": 64,
-    "semop": 65,
-    "semctl": 66,
-    "msgget": 68,
-    "msgsnd": 69,
-    "msgrcv": 70,
-    "msgctl": 71,
-    "chmod": 90,
-    "fchmod": 91,
-    "chown": 92,
-    "fchown": 93,
-    "lchown": 94,
-    "ptrace": 101,
-    "syslog": 103,
-    "utime": 132,
-    "mknod": 133,
-    "personality": 135,
-    "setpriority": 141,
-    "sched_setparam": 142,
-    "sched_setscheduler": 144,
-    "vhangup": 153,
-    "modify_ldt": 154,
-    "pivot_root": 155,
-    "adjtimex": 159,
-    "chroot": 161,
-    "acct": 163,
-    "settimeofday": 164,
-    "mount": 165,
-    "umount2": 166,
-    "swapon": 167,
-    "swapoff": 168,
-    "reboot": 169,
-    "sethostname": 170,
-    "setdomainname": 171,
-    "iopl": 172,
-    "ioperm": 173,
-    "init_module": 175,
-    "delete_module": 176,
-    "quotactl": 179,
-    "setxattr": 188,
-    "lsetxattr": 189,
-    "fsetxattr": 190,
-    "removexattr": 197,
-    "lremovexattr": 198,
-    "fremovexattr": 199,
-    "sched_setaffinity": 203,
-    "lookup_dcookie": 212,
-    "semtimedop": 220,
-    "clock_settime": 227,
-    "utimes": 235,
-    "mq_open": 240,
-    "mq_unlink": 241,
-    "kexec_load": 246,
-    "add_key": 248,
-    "request_key": 249,
-    "keyctl": 250,
-    "ioprio_set": 251,
-    "inotify_add_watch": 254,
-    "migrate_pages": 256,
-    "mknodat": 259,
-    "fchownat": 260,
-    "futimesat": 261,
-    "fchmodat": 268,
-    "unshare": 272,
-    "move_pages": 279,
-    "utimensat": 280,
-    "perf_event_open": 298,
-    "fanotify_init": 300,
-    "prlimit64": 302,
-    "name_to_handle_at": 303,
-    "open_by_handle_at": 304,
-    "clock_adjtime": 305,
-    "setns": 308,
-    "process_vm_readv": 310,
-    "process_vm_writev": 311,
-    "kcmp": 312,
-    "finit_module": 313,
-    "sched_setattr": 314,
-    "memfd_create": 319,
-    "kexec_file_load": 320,
-    "bpf": 321,
-    "userfaultfd": 323,
-}
-_AARCH64 = {
-    **_SINCE_5_1,
-    "setxattr": 5,
-    "lsetxattr": 6,
-    "fsetxattr": 7,
-    "removexattr": 14,
-    "lremovexattr": 15,
-    "fremovexattr": 16,
-    "lookup_dcookie": 18,
-    "inotify_add_watch": 27,
-    "ioctl": 29,
-    "ioprio_set": 30,
-    "mknodat": 33,
-    "umount2": 39,
-    "mount": 40,
-    "pivot_root": 41,
-    "chroot": 51,
-    "fchmod": 52,
-    "fchmodat": 53,
-    "fchownat": 54,
-    "fchown": 55,
-    "vhangup": 58,
-    "quotactl": 60,
-    "utimensat": 88,
-    "acct": 89,
-    "personality": 92,
-    "unshare": 97,
-    "kexec_load": 104,
-    "init_module": 105,
-    "delete_module": 106,
-    "clock_settime": 112,
-    "syslog": 116,
-    "ptrace": 117,
-    "sched_setparam": 118,
-    "sched_setscheduler": 119,
-    "sched_setaffinity": 122,
-    "setpriority": 140,
-    "reboot": 142,
-    "sethostname": 161,
-    "setdomainname": 162,
-    "settimeofday": 170,
-    "adjtimex": 171,
-    "mq_open": 180,
-    "mq_unlink": 181,
-    "msgget": 186,
-    "msgctl": 187,
-    "msgrcv": 188,
-    "msgsnd": 189,
-    "semget": 190,
-    "semctl": 191,
-    "semtimedop": 192,
-    "semop": 193,
-    "shmget": 194,
-    "shmctl": 195,
-    "shmat": 196,
-    "socket": 198,
-    "socketpair": 199,
-    "bind": 200,
-    "connect": 203,
-    "add_key": 217,
-    "request_key": 218,
-    "keyctl": 219,
-    "clone": 220,
-    "swapon": 224,
-    "swapoff": 225,
-    "migrate_pages": 238,
-    "move_pages": 239,
-    "perf_event_open": 241,
-    "prlimit64": 261,
-    "fanotify_init": 262,
-    "name_to_handle_at": 264,
-    "open_by_handle_at": 265,
-    "clock_adjtime": 266,
-    "setns": 268,
-    "process_vm_readv": 270,
-    "process_vm_writev": 271,
-    "kcmp": 272,
-    "finit_module": 273,
-    "sched_setattr": 274,
-    "memfd_create": 279,
-    "bpf": 280,
-    "userfaultfd": 282,
-    "kexec_file_load": 294,
-}
-_MACHINES: Mapping[str, tuple[int, Mapping[str, int]]] = {
-    "x86_64": (0xC000003E, _X86_64),
-    "aarch64": (0xC00000B7, _AARCH64),
-}
-"""AUDIT_ARCH and system call numbers (linux/audit.h, asm/unistd.h)."""
-_APART = ("clone", "clone3", "socket", "socketpair", "prlimit64", "ioctl")
+"""The same, by what they are about; -: there is none."""
+_MACHINES = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}
+"""AUDIT_ARCH (linux/audit.h), and the column of the numbers."""
 
 
 def seccomp_program(machine: str = "") -> bytes | None:
     """Returns the filter as an array of `struct sock_filter`; None on a machine whose numbers are not known here."""
-    machine_numbers = _MACHINES.get(machine or platform.machine())
-    if machine_numbers is None:
+    known = _MACHINES.get(machine or platform.machine())
+    if known is None:
         return None
-    arch, numbers = machine_numbers
+    arch, column = known
+    numbers = _numbers(_APART, column)
     program = [
         (_LOAD, 0, 0, _ARCH),
         *_unless(_JUMP_EQ, arch, [(_RETURN, 0, 0, _KILL)]),
@@ -281,11 +113,15 @@ def seccomp_program(machine: str = "") -> bytes | None:
             ],
         ),
     ]
-    for name, number in numbers.items():
-        if name not in _APART:
-            program += _if(_JUMP_EQ, number, [_refuse(_EPERM)])
+    for number in _numbers(", ".join(_REFUSED.values()), column).values():
+        program += _if(_JUMP_EQ, number, [_refuse(_EPERM)])
     program.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
+
+
+def _numbers(calls: str, column: int) -> dict[str, int]:
+    rows = [call.split() for call in calls.split(", ")]
+    return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
 
 
 Instruction = tuple[int, int, int, int]
