@@ -59,6 +59,14 @@ class Extension:
     spans: str = ""
     """A subclass of `serve_apps.spans.Spans`, made from a `TelemetryConfig` and `service`: what exports the spans of a process. The
     first extension that has one counts."""
+    records: str = ""
+    """`found(run: Run, iteration: int, *, at: float) -> pipelines.report.parts.Found` of an iteration when it is recorded."""
+    reports: str = ""
+    """`part(run: Run, last: int) -> pipelines.report.parts.Part | None` of a report, as far as iteration `last`."""
+    shows: str = ""
+    """`shown(run: Run, trace: Trace) -> rich.console.RenderableType | None`, which `troupe show` shows below an episode."""
+    holds: str = ""
+    """`reason(run: Run) -> str` why the schedule must begin no further iteration; empty where it may."""
 
 
 @cache
@@ -108,6 +116,12 @@ def section_models(core: Collection[str] = ()) -> dict[str, Any]:
                     raise ValueError(f"Troupe has a config section {section!r} itself: rename this one")
                 models[section] = open_by_name(path, place=place, is_parsing=True)
     return models
+
+
+def hooks(kind: str) -> dict[str, Any]:
+    """Returns by extension what `Extension` names under `kind`, for example `reports`, of those that name something there."""
+    named = {extension.name: getattr(extension, kind) for extension in extensions()}
+    return {name: open_by_name(path, place=f"extension {name}, {kind}") for name, path in named.items() if path}
 
 
 @contextmanager

@@ -24,7 +24,7 @@ ONE_CALLER = {
         "train_loops.worker.trainer_supervisor",
     ),
     "a formula or a model": ("pipelines.evaluation.betting",),
-    "a protocol or a format": ("pipelines.report.chrome_trace", "stores.journal.schema"),
+    "a protocol or a format": ("stores.journal.schema"),
     "the commands or routes of one subject": (
         "pipelines.cli.main",
         "pipelines.cli.new_team",
@@ -39,7 +39,6 @@ ONE_CALLER = {
     "one concept of more than a hundred lines": (
         "pipelines.config.rules",
         "pipelines.config.training_rules",
-        "pipelines.monitoring.alarms",
         "pipelines.report.result",
         "pipelines.tasks.choices",
         "serve_apps.chat.control_tokens",

@@ -152,7 +152,7 @@ def record_iteration(
     root: Root = "runs",
     address: Address = "",
 ) -> None:
-    """Record a finished iteration: write its MLflow run with metrics, traces and links, report.json, report.html and timeline.json.
+    """Record a finished iteration: write its MLflow run with metrics, traces and links, and the files of the report.
 
     After the last iteration the champion also plays the test tasks, and the MLflow run of the whole run ends.
     """
@@ -323,12 +323,10 @@ def report(
     ] = None,
     root: Root = "runs",
 ) -> None:
-    """Write report.json, report.html and timeline.json anew from what is stored."""
+    """Write report.json, report.html and the files of extensions (timeline.json) anew from what is stored."""
     from pipelines.report.record import write_reports
 
-    _, paths = write_reports(existing_run(config, root, is_read_only=True), out=out)
-    for path in paths.values():
-        print(path)
+    print(*write_reports(existing_run(config, root, is_read_only=True), out=out).paths.values(), sep="\n")
 
 
 service.add_to(app)

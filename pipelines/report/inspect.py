@@ -24,10 +24,10 @@ from pipelines.config.messages import near
 from pipelines.run.run import Run
 from pipelines.run.scoring import of_latest_version, rewards_for
 from serve_apps.workflows.alone import PATH as ALONE
+from stores.extensions import hooks
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Decided
 from stores.store_faults import UnreadableStore
-from stores.traces.explanations import find_explanation
 from stores.traces.lookup import Asked
 from stores.traces.served import ServedStore
 from stores.traces.store import TraceStore
@@ -200,39 +200,8 @@ def episode_view(run: Run, episode_id: str, *, is_served: bool = False) -> Rende
     if is_served:
         return _episode(store_of(run, is_served=True).get_trace(episode_id), None)
     trace = run.traces.get_trace(episode_id, run_id=run.run_id)
-    shown = _episode(trace, rewards_for(run, trace))
-    explanation = find_explanation(run.traces_uri, trace.run_id, trace.episode_id)
-    return shown if explanation is None else Group(shown, explanation_view(explanation))
-
-
-def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:
-    """Shows what replays say of every turn, and of the one that cost most."""
-    table = Table("turn", "agent", "outcome if it is sampled anew", "replays")
-    for value in explanation["values"]:
-        is_found = value["turn_index"] == explanation["turn_index"]
-        before = "–" if value["before"] is None else f"{value['before']:.3f}"
-        cells = (str(value["turn_index"]), value["agent"], before, str(value["num_replays"]))
-        table.add_row(*map(ForeignText, cells), style="bold" if is_found else None)
-    low, high = explanation["ci95"]
-    found = f"turn {explanation['turn_index']} ({explanation['agent']})"
-    cost = f"{explanation['cost']:+.3f} [{low:+.3f}, {high:+.3f}]"
-    verdict = (
-        f"{found} cost most: {cost}, from {explanation['before']:.3f} before it to {explanation['after']:.3f} after it"
-    )
-    if not explanation["is_certain"]:
-        verdict = f"no turn certainly cost anything; {verdict}: ask for more --replays, or the team cannot do better from any turn"
-    parts: list[RenderableType] = [
-        ForeignText(
-            f"episode {explanation['episode_id']}, outcome {explanation['outcome']:g}, {explanation['num_replays']} replays"
-        ),
-        table,
-        ForeignText(verdict, style="bold"),
-        Panel(ForeignText(explanation["completion"]), title=ForeignText(f"{found} said"), title_align="left"),
-    ]
-    if alternative := explanation["alternative"]:
-        title = f"in a replay that earned {alternative['outcome']:g} ({alternative['episode_id']})"
-        parts.append(Panel(ForeignText(alternative["completion"]), title=ForeignText(title), title_align="left"))
-    return Group(*parts)
+    more = (shown(run, trace) for shown in hooks("shows").values())
+    return Group(_episode(trace, rewards_for(run, trace)), *(part for part in more if part is not None))
 
 
 def diff_view(run: Run, task_id: str, first: int, second: int) -> RenderableType:

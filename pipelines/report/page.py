@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.monitoring.training_warnings import TrainingWarning, all_warnings
 from pipelines.report import charts
+from pipelines.report.parts import Part
 from stores.types import EpisodeRewards, Trace, Turn, TurnReward
 
 if TYPE_CHECKING:
@@ -74,10 +75,8 @@ class ReportData:
     """What form and substance have in the gain, see `form_of_gain`."""
     control: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """`before` and `after` -> one agent alone with the team's tokens, see `team_over_control`; empty: there is no control."""
-    comparison: Mapping[str, Any] | None = None
-    """The content of compare.json, see `runners.compare`; None where nobody compared the team with one agent."""
-    explanations: Sequence[Mapping[str, Any]] = ()
-    """What `troupe why` found about failed episodes, see `stores.traces.explanations`."""
+    parts: Sequence[Part] = ()
+    """The sections of extensions."""
     extremes: Sequence[Mapping[str, Any]] = ()
     """Mappings of the same form that hold the highest and lowest values of lines of which not every iteration is drawn."""
     num_iterations: int | None = None
@@ -89,10 +88,6 @@ class ReportData:
     num_warnings: int | None = None
     """How many there were in all."""
     examples: Sequence[Example] = ()
-    waits: Sequence[str] = ()
-    """The largest waits of the last iterations, a sentence each without its full stop."""
-    work: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """By engine, trainer, tool ...: seconds at work, and their share; empty where nothing is known of it."""
     notes: Sequence[str] = ()
     """Sentences below the headline: what a reader must know to judge the numbers."""
     checks: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
@@ -136,6 +131,11 @@ def render(data: ReportData) -> str:
     )
 
 
+def section(template: Path, **values: Any) -> str:
+    """Returns a section of an extension, made by a template that may import the macros of `parts.html.jinja`; its values are escaped."""
+    return _template(template.name, template.parent).render(**values)
+
+
 def failures(causes: Mapping[str, int] | None) -> int:
     """Returns how many episodes failed, whoever caused it."""
     return sum(number for cause, number in (causes or {}).items() if cause != "sound")
@@ -166,12 +166,12 @@ def moment(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _template(name: str) -> Template:
+def _template(name: str, folder: Path = FOLDER) -> Template:
     # Imported here: the command line's help must not wait for it.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(FOLDER),
+        loader=FileSystemLoader([folder, FOLDER]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

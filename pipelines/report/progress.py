@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
@@ -19,6 +19,9 @@ from rich.text import Text
 from pipelines.report import charts
 from pipelines.report.page import failures, repeated_in_words
 from stores.journal.stage_results import CHOSEN, Measured
+
+if TYPE_CHECKING:
+    from pipelines.report.record import Written
 
 LOG_WIDTH = 110
 """Columns where output goes to a file."""
@@ -93,11 +96,12 @@ class Screen:
                 "test tasks that neither training nor the gate sees"
             )
 
-    def result(self, report: Mapping[str, Any], paths: Sequence[str], *, commands: Mapping[str, str]) -> None:
-        """Shows accuracy before and after, the difference, where the reports are, the largest waits, and what to do next.
+    def result(self, written: Written, *, commands: Mapping[str, str]) -> None:
+        """Shows accuracy before and after, the difference, where the reports are, what extensions say, and what to do next.
 
         Args: commands: what each is for.
         """
+        report = written.report
         if report["before"] and report["after"]:
             low, high = report["delta_ci95"]
             self.console.print(
@@ -105,14 +109,8 @@ class Screen:
                 f"{report['delta']:+.3f} \\[{low:+.3f}, {high:+.3f}] in {report['seconds']['total']:.0f} s, "
                 f"team version {report['team_version']}"
             )
-        for path in paths:
-            self.say(path)
-        if report["waits"]:
-            self.console.print(
-                "[bold]the largest waits[/] (every stage, call and trainer: open timeline.json in ui.perfetto.dev)"
-            )
-        for number, wait in enumerate(report["waits"], 1):
-            self.say(f"{number}. {wait['sentence']}")
+        for line in (*written.paths.values(), *written.lines):
+            self.say(line)
         self.console.print("[bold]next[/]")
         width = max(map(len, commands))
         for command, purpose in commands.items():

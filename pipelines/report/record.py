@@ -2,7 +2,7 @@
 
     journal, traces ──> an MLflow run of the iteration, nested under the run's own, with links to DAG run and Ray jobs
                    ├──> a point on every curve of the run's own
-                   └──> runs/<run>/report.json, report.html and timeline.json, as far as the run has come
+                   └──> runs/<run>/report.json, report.html and files of extensions, as far as the run has come
 
 The last task of a DAG run, and what the local runner calls after each iteration. Done once per iteration, like a stage.
 """
@@ -14,35 +14,32 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.cluster.observe import send_stage_points
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
 from pipelines.monitoring.watching import CHAMPION, ITERATION, check_iteration, check_metrics, check_tags
-from pipelines.report.chrome_trace import chrome_trace
 from pipelines.report.inspect import show_command
+from pipelines.report.parts import parts_of
 from pipelines.report.result import run_report
 from pipelines.report.samples import samples
 from pipelines.report.summaries import RECORD, SoFar, Summaries, iteration_summary
 from pipelines.report.summary import trained_agents
-from pipelines.report.timeline import latest_timelines, read_timeline, work_of_lanes
 from pipelines.run.run import Run, plain
 from pipelines.run.scoring import rewards_for
 from pipelines.stages.table import STAGES
-from stores.files import read_file, write_file
+from stores.files import write_file
 from stores.journal.journal import DONE
 from stores.journal.run_values import RunValue
 from stores.logs import bound
-from stores.traces.explanations import newest_explanations
 from stores.types import Trace
 
 STAGE = RECORD
-REPORT_FILES = {"json": "report.json", "html": "report.html", "timeline": "timeline.json"}
+REPORT, PAGE = "report.json", "report.html"
 UPLOAD_EVERY = 10
 """The page goes into MLflow with the first iterations, then with each tenth, and at the end of the run; report.json always."""
-NUM_EXPLANATIONS = 20
 NUM_TRACES = 8
 """Traces of an iteration that go into MLflow's trace view; LanceDB has them all."""
 
@@ -84,21 +81,30 @@ def open_parent(run: Run) -> None:
     )
 
 
-def finish_parent(run: Run) -> dict[str, Any]:
-    """Ends a run: writes the reports with `after` and the result into MLflow; returns report.json's content."""
-    report, paths = write_reports(run)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """The reports of a run."""
+
+    report: Mapping[str, Any]
+    """The content of report.json."""
+    paths: Mapping[str, str]
+    """By the names of the files."""
+    lines: Sequence[str]
+    """What the terminal says of the run at its end."""
+
+
+def finish_parent(run: Run) -> Written:
+    """Ends a run: writes the reports with `after`, and the result into MLflow."""
+    written = write_reports(run)
+    report = written.report
     numbers = {k: report[k] for k in ("delta", "sync_seconds") if report[k] is not None}
     numbers |= {f"{name}/accuracy": report[name]["accuracy"] for name in ("before", "after") if report[name]}
     rows = run.journal.stages(run.run_id, run.config.iterations)
     run.tracker.log_metrics(numbers, run.config.iterations, at=max(row.ended_at or row.started_at for row in rows))
-    _attach(run, paths)
-    run.tracker.finish("FINISHED")
-    return report
-
-
-def _attach(run: Run, paths: Mapping[str, str]) -> None:
-    for path in paths.values():
+    for path in written.paths.values():
         run.tracker.log_file(path)
+    run.tracker.finish("FINISHED")
+    return written
 
 
 def _record(run: Run, iteration: int) -> dict[str, Any]:
@@ -122,11 +128,11 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
         started_at=min(row.started_at for row in rows),
         ended_at=ended_at,
     )
-    _, paths = write_reports(run)
-    run.tracker.log_file(paths["json"])
+    paths = write_reports(run).paths
+    run.tracker.log_file(paths[REPORT])
     if iteration <= UPLOAD_EVERY or iteration % UPLOAD_EVERY == 0:
-        run.tracker.log_file(paths["html"])
-    return {**plain(shown), "report": paths["html"], "links": links, "watch": check}
+        run.tracker.log_file(paths[PAGE])
+    return {**plain(shown), "report": paths[PAGE], "links": links, "watch": check}
 
 
 def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -169,9 +175,8 @@ def _sample(run: Run, iteration: int) -> list[Trace]:
     return run.traces.find_traces(run_id=run.run_id, iteration=iteration, variant="", limit=NUM_TRACES)
 
 
-def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Writes report.json, report.html and timeline.json from what is stored so far; returns report.json's content and the paths
-    by `json`, `html` and `timeline`.
+def write_reports(run: Run, *, out: Path | None = None) -> Written:
+    """Writes report.json, report.html and the files of extensions from what is stored so far.
 
     Args: out: the folder that they are written to; default that of the run. ValueError where nothing can be written to it.
     """
@@ -180,9 +185,10 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
     summaries = Summaries(run)
     so_far = summaries.so_far()
     rows = summaries.rows(so_far.numbers_to_draw())
-    timelines = latest_timelines(run, so_far.last)
-    report = run_report(run, so_far, rows, timelines)
-    report["comparison"] = kept_comparison(run)
+    report = run_report(run, so_far, rows)
+    parts = parts_of(run, so_far.last)
+    for part in parts:
+        report |= part.values
     chosen = samples(run, last=so_far.last)
     report["samples"] = [asdict(sample) for sample in chosen]
 
@@ -196,16 +202,13 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
         headline={key: report[key] for key in ("before", "after", "delta", "delta_ci95")},
         form=report["form"],
         control=report["control"],
-        comparison=report["comparison"],
-        explanations=newest_explanations(run.traces_uri, run.run_id, limit=NUM_EXPLANATIONS),
+        parts=parts,
         iterations=rows,
         extremes=so_far.extreme_rows(),
         num_iterations=so_far.num_iterations,
         total_seconds=so_far.seconds.get("total", 0.0),
         warnings=so_far.shown_warnings(),
         num_warnings=so_far.num_warnings,
-        waits=[str(wait["sentence"]) for wait in report["waits"]],
-        work=work_of_lanes(timelines),
         examples=[
             Example(title=one.title, episodes={name: shown(episode) for name, episode in one.episodes.items()})
             for one in chosen
@@ -214,14 +217,14 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
         facts=_facts(run, report),
         checks={kind: run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind)) for kind in (ITERATION, CHAMPION)},
     )
-    unfinished = read_timeline(run, so_far.last + 1)
-    trace = chrome_trace(run.run_id, [*timelines, *([] if unfinished is None else [unfinished])])
-    contents = {"json": json.dumps(report, indent=2), "html": render(data), "timeline": json.dumps(trace)}
+    contents = {REPORT: json.dumps(report, indent=2), PAGE: render(data)}
+    for part in parts:
+        contents |= part.files
     folder = run.folder if out is None else str(out)
-    paths = {kind: f"{folder}/{name}" for kind, name in REPORT_FILES.items()}
-    for kind, path in paths.items():
+    paths = {name: f"{folder}/{name}" for name in contents}
+    for name, path in paths.items():
         try:
-            write_file(path, contents[kind].encode())
+            write_file(path, contents[name].encode())
         except OSError as error:
             if not run.is_read_only:
                 raise
@@ -229,18 +232,7 @@ def write_reports(run: Run, *, out: Path | None = None) -> tuple[dict[str, Any],
             raise ValueError(
                 f"run {run.run_id!r}: {path} cannot be written ({reason}): name another folder with --out"
             ) from None
-    return report, paths
-
-
-def kept_comparison(run: Run) -> dict[str, Any] | None:
-    """Returns what `troupe compare` found last; None where nobody compared the team with one agent."""
-    data = read_file(comparison_place(run))
-    return None if data is None else json.loads(data)
-
-
-def comparison_place(run: Run) -> str:
-    """Names the file that `troupe compare` writes."""
-    return f"{run.folder}/compare.json"
+    return Written(report=report, paths=paths, lines=[line for part in parts for line in part.lines])
 
 
 def _facts(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:

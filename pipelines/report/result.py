@@ -12,7 +12,6 @@ from pipelines.evaluation.form import form_of_gain
 from pipelines.evaluation.statistics import Families, Interval, Resampling, paired_interval
 from pipelines.report.summaries import SoFar
 from pipelines.report.summary import repeated_calls, wall_seconds
-from pipelines.report.timeline import Timeline, largest_waits
 from pipelines.run.champions import champion_version
 from pipelines.run.run import Run
 from pipelines.stages.promote import git_commit
@@ -22,14 +21,10 @@ from stores.journal.stage_results import Measured, WarmStarted
 TaskOutcomes = Mapping[str, Sequence[float]]
 
 
-def run_report(
-    run: Run, so_far: SoFar, rows: Sequence[Mapping[str, Any]], timelines: Sequence[Timeline] = ()
-) -> dict[str, Any]:
+def run_report(run: Run, so_far: SoFar, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """report.json: the run's result with the figures it rests on.
 
-    Args:
-        rows: the figures of the iterations that are drawn, see `ReportData.iterations`; the last is the latest.
-        timelines: of the last iterations, in which waits are looked for.
+    Args: rows: the figures of the iterations that are drawn, see `ReportData.iterations`; the last is the latest.
     """
     before, after = run.iteration(0).find(Measured), run.iteration(run.config.iterations).find(Measured)
     delta = _delta(run, before, after)
@@ -55,7 +50,6 @@ def run_report(
         "overhead_share": [row["metrics"]["overhead_share"] for row in rows],
         "logprob_gap": {"mean": so_far.gap_sum / max(so_far.num_gaps, 1), "max": so_far.gap_max},
         "sync_seconds": so_far.sync_seconds,
-        "waits": largest_waits(timelines),
         "failed_groups": so_far.failed_groups,
         "warnings": [str(warning) for warning in so_far.shown_warnings()],
         "num_warnings": so_far.num_warnings,

@@ -24,7 +24,7 @@ from pipelines.config.run_config import RunConfig
 from pipelines.episodes.from_run import parse_source, pin_source
 from pipelines.report.inspect import root_option, show_command
 from pipelines.report.progress import Screen
-from pipelines.report.record import REPORT_FILES, finish_parent, open_parent, record
+from pipelines.report.record import Written, finish_parent, open_parent, record
 from pipelines.report.summaries import iteration_summary
 from pipelines.run.iteration import NotDone
 from pipelines.run.iterations import unfinished_iterations
@@ -48,7 +48,7 @@ START_S = 60.0
 
 
 def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[str, Any]:
-    """Runs every iteration that is not done yet and writes report.json, report.html and timeline.json into the run's folder.
+    """Runs every iteration that is not done yet and writes the reports into the run's folder.
 
     Returns the report. Raises ValueError for a run name that another config holds, before anything starts.
     """
@@ -84,9 +84,9 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
         _iterate(run, todo, screen, finished)
         measure_last(run, address=address, screen=screen)
         wall.add()
-        report = records.finish()
-    screen.result(report, [f"{run.folder}/{name}" for name in REPORT_FILES.values()], commands=next_commands(run))
-    return report
+        written = records.finish()
+    screen.result(written, commands=next_commands(run))
+    return written.report
 
 
 def next_commands(run: Run) -> dict[str, str]:
@@ -310,8 +310,8 @@ class _Records:
         """Records an iteration when the thread comes to it."""
         self._submit(lambda: record(self._run, iteration))
 
-    def finish(self) -> dict[str, Any]:
-        """Writes the result and returns the report, once every iteration is recorded."""
+    def finish(self) -> Written:
+        """Writes the result and the reports, once every iteration is recorded."""
         self._submit(lambda: finish_parent(self._run))
         return [job.result() for job in self._jobs][-1]
 

@@ -33,8 +33,9 @@ from pipelines.extensions.compare.against_one import (
     within_budget,
 )
 from pipelines.extensions.compare.config import CompareConfig
+from pipelines.extensions.compare.report import comparison_place
 from pipelines.report.progress import Screen
-from pipelines.report.record import comparison_place, write_reports
+from pipelines.report.record import write_reports
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
 from pipelines.runners.local_runner import train_team

@@ -42,8 +42,8 @@ def why(
     from rich.console import Console
 
     from pipelines.extensions.why.lost_tasks import lost_tasks_view
+    from pipelines.extensions.why.shown import explanation_view
     from pipelines.extensions.why.why import explain_episode, explain_lost_tasks
-    from pipelines.report.inspect import explanation_view
 
     if bool(episode) == bool(lost_at):
         raise ValueError("name either an EPISODE, or by --lost-at the iteration whose candidate lost tasks")

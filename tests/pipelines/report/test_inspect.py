@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from pipelines.report.inspect import diff_view, episode_view, explanation_view, runs_table
+from pipelines.report.inspect import diff_view, episode_view, runs_table
 from serve_apps.workflows.alone import PATH as ALONE
 from stores.journal.journal import Journal, StageKey
 from stores.traces.store import TraceStore
@@ -92,21 +92,6 @@ def test_brackets_in_the_error_of_a_stage_are_shown_as_they_are(tmp_path: Path) 
         journal.once(StageKey("r", 1, "score"), fail)
     table, faults = runs_table([journal])
     assert "nothing ends [/INST] or [step 1]" in shown(table) and not faults
-
-
-def test_brackets_in_an_explanation_are_shown_as_they_are() -> None:
-    value = {"turn_index": 0, "agent": "[a]", "before": 0.5, "num_replays": 16}
-    explanation = {
-        "values": [value],
-        "turn_index": 0,
-        "agent": "[a]",
-        "ci95": [-0.5, -0.1],
-        "cost": -0.3,
-        "before": 0.5,
-    }
-    explanation |= {"after": 0.2, "is_certain": True, "episode_id": "e", "outcome": 0.0, "num_replays": 16}
-    text = shown(explanation_view({**explanation, "completion": "[/a]", "alternative": None}))
-    assert "│ [a]" in text and "turn 0 ([a]) said" in text and "[/a]" in text
 
 
 def shown(view: RenderableType) -> str:

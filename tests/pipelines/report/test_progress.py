@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from io import StringIO
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from pipelines.report.progress import Screen
+from pipelines.report.record import Written
 
 pytestmark = pytest.mark.fast
 
@@ -44,33 +44,15 @@ def test_a_stage_that_fails_leaves_no_line_behind() -> None:
     assert screen._live is None and "✓" not in shown(screen.console)
 
 
-def shown_result(report: dict[str, Any]) -> list[str]:
+def test_the_files_are_followed_by_what_extensions_say_and_what_to_do_next() -> None:
     console = Console(file=StringIO(), width=200, force_terminal=True, color_system=None)
+    files = {name: f"runs/[demo]/{name}" for name in ("report.json", "timeline.json")}
+    written = Written(report={"before": None, "after": None}, paths=files, lines=["1. engines waited: [a] was at work"])
     with console.capture() as text:
-        Screen(console).result(
-            report,
-            ["runs/[demo]/report.json", "runs/demo/timeline.json"],
-            commands={"troupe show --run [demo]": "lists episodes"},
-        )
-    return text.get().splitlines()
-
-
-def test_the_files_are_followed_by_the_largest_waits_and_what_to_do_next() -> None:
-    waits = [
-        "engines waited 31.2 s (42% of iteration 3): the trainer of model group [a] was at work",
-        "trainers waited 20.0 s (27% of iteration 3): engines were at work (collect)",
-    ]
-    report = {"before": None, "after": None, "waits": [{"sentence": wait} for wait in waits]}
-    assert shown_result(report) == [
-        "runs/[demo]/report.json",
-        "runs/demo/timeline.json",
-        "the largest waits (every stage, call and trainer: open timeline.json in ui.perfetto.dev)",
-        f"1. {waits[0]}",
-        f"2. {waits[1]}",
+        Screen(console).result(written, commands={"troupe show --run [demo]": "lists episodes"})
+    assert text.get().splitlines() == [
+        *files.values(),
+        "1. engines waited: [a] was at work",
         "next",
         "troupe show --run [demo]  lists episodes",
     ]
-
-
-def test_a_run_without_waits_says_what_to_do_next_after_the_files() -> None:
-    assert shown_result({"before": None, "after": None, "waits": []})[1:3] == ["runs/demo/timeline.json", "next"]

@@ -16,8 +16,8 @@ from pipelines.config.sections import CollectConfig
 from pipelines.credit.outcome import OutcomeShare
 from pipelines.episodes import sampling
 from pipelines.extensions.why import why
-from pipelines.report.inspect import explanation_view
-from pipelines.report.page import ReportData, render
+from pipelines.extensions.why.shown import TEMPLATE, explanation_view
+from pipelines.report.page import section
 from serve_apps.episode_spec import EpisodeSpec
 from stores.traces.explanations import find_explanation, keep_explanation, newest_explanations
 from stores.traces.store import TraceStore
@@ -172,8 +172,11 @@ def test_what_was_found_is_shown_beside_the_episode_and_in_the_report(run: Any) 
     ]
     assert len(newest_explanations(run.traces_uri, run.run_id, limit=2)) == 1, "the damaged one is left out"
     assert newest_explanations(run.traces_uri, "nobody", limit=5) == []
-    page = render(ReportData(run_id="scripted", headline={}, iterations=[], explanations=[found]))
+    page = section(TEMPLATE, explanations=[found])
     assert "Why episodes failed" in page and trace.episode_id[:12] in page and "2 refiner" in page
     console = Console(record=True, width=160)
     console.print(explanation_view(found))
     assert "turn 2 (refiner) cost most" in console.export_text()
+    console = Console(record=True, width=160)
+    console.print(explanation_view({**found, "completion": "[/a]"}))
+    assert "[/a]" in console.export_text(), "brackets are shown as they are"

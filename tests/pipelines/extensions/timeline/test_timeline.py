@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.report.timeline import (
+from pipelines.extensions.timeline.report import TEMPLATE
+from pipelines.extensions.timeline.timeline import (
     _KEPT,
     NUM_PIECES,
     Calls,
@@ -23,6 +24,7 @@ from pipelines.report.timeline import (
     union,
     work_of_lanes,
 )
+from pipelines.report.page import section
 from stores.journal.journal import RUNNING, StageRow
 
 pytestmark = pytest.mark.fast
@@ -266,3 +268,10 @@ def test_the_share_of_a_lane_is_of_the_iterations_in_which_it_is_known() -> None
     known = played(stage("collect", 0, 10), engines={"a": [(0, 4)]}, trainers={"a": []})
     unknown = played(stage("collect", 0, 30), trainers={"a": []}, iteration=2)
     assert work_of_lanes([known, unknown]) == {"engine a": (4, 0.4), "trainer a": (0, 0), "collectors": (0, 0)}
+
+
+def test_names_of_lanes_and_waits_are_escaped() -> None:
+    evil = "<img src=x>"
+    html = section(TEMPLATE, waits=[f"engines waited for tool {evil}"], work={f"tool {evil}": (50.0, 0.5)})
+    assert "<img" not in html and html.count("&lt;img") == 2
+    assert "<li>Engines waited for tool" in html and "50%" in html

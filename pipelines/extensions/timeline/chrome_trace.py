@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pipelines.report.timeline import Span, StageTime, Timeline, in_order
+from pipelines.extensions.timeline.timeline import Span, StageTime, Timeline, in_order
 
 Event = dict[str, Any]
 PROCESS = 1

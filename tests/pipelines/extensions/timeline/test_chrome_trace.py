@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.report.chrome_trace import chrome_trace
-from pipelines.report.timeline import Span, StageTime, Timeline, iteration_timeline
+from pipelines.extensions.timeline.chrome_trace import chrome_trace
+from pipelines.extensions.timeline.timeline import Span, StageTime, Timeline, iteration_timeline
 
 pytestmark = pytest.mark.fast
 

@@ -14,10 +14,10 @@ from records import MakeTrace
 from stage_records import collected, decided, evaluated, finish, scored, synced, trained
 
 from pipelines.config.run_config import load_config
-from pipelines.report import timeline
+from pipelines.extensions.timeline import timeline
+from pipelines.extensions.timeline.timeline import NUM_KEPT, latest_timelines, read_timeline
 from pipelines.report.record import write_reports
 from pipelines.report.summary import figures_of_iteration
-from pipelines.report.timeline import NUM_KEPT, latest_timelines, read_timeline
 from pipelines.run.run import Run
 from stores.journal.run_values import RunValue
 from stores.journal.schema import STAGES
@@ -26,7 +26,7 @@ from stores.types import Purpose
 
 pytestmark = pytest.mark.test
 
-SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+SMALL = Path(__file__).parents[3] / "e2e" / "small.yaml"
 TEAM = "team"
 BEGAN = 1_795_775_000.0
 
@@ -163,15 +163,16 @@ def test_the_timelines_that_are_kept_are_the_last_ones(run: Run) -> None:
 def test_the_report_says_the_largest_waits_and_the_trace_has_the_iterations(run: Run, make_trace: MakeTrace) -> None:
     for k in range(1, 6):
         play(run, k, make_trace)
-    report, paths = write_reports(run)
+    written = write_reports(run)
+    report, paths = written.report, written.paths
     assert [wait["sentence"] for wait in report["waits"]] == [
         "engines waited 250.0 s (50% of iterations 1 to 5): the trainer of model group team was at work",
         "engines and trainers waited 145.0 s (29% of iterations 1 to 5): collect was at work around its episodes",
         "trainers waited 37.5 s (8% of iterations 1 to 5): engines were at work (collect)",
     ]
-    page = Path(paths["html"]).read_text()
+    page = Path(paths["report.html"]).read_text()
     assert "Engines waited 250.0 s (50% of iterations 1 to 5)" in page and "<th>tool search</th>" in page
-    trace = json.loads(Path(paths["timeline"]).read_text())
+    trace = json.loads(Path(paths["timeline.json"]).read_text())
     slices = [e["name"] for e in trace["traceEvents"] if e["ph"] == "X" and e["name"].startswith("iteration ")]
     assert slices == [f"iteration {k}" for k in range(1, 6)]
 
