@@ -79,7 +79,8 @@ def train_team(run: ScheduledRun) -> DAG:
 
         decided = gate(_result(evaluate, "verdict"), _result(evaluate, "condition"))
         _update_asset(promote.output, team_asset(run))
-        if run.config.watch.on_alarm == "fail":
+        watch = getattr(run.config, "watch", None)  # the section of the extension, where a config has it
+        if watch is not None and watch.on_alarm == "fail":
             _fail_on_alarm(_result(record, "watch"))
         begin >> collect >> score >> train >> sync >> evaluate >> decided >> [promote, report] >> record
     return dag

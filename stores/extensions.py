@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 GROUP = "troupe.extensions"
 HOMES = ("pipelines.extensions", "serve_apps.extensions", "train_loops.extensions")
-SECTIONS: Mapping[str, str] = {"compare": "pipelines.extensions.compare"}
+SECTIONS: Mapping[str, str] = {"compare": "pipelines.extensions.compare", "watch": "pipelines.extensions.watch"}
 """The sections of run configs that Troupe's own extensions add, with their packages: for whoever names one that is not there."""
 
 
@@ -66,7 +66,7 @@ class Extension:
     shows: str = ""
     """`shown(run: Run, trace: Trace) -> rich.console.RenderableType | None`, which `troupe show` shows below an episode."""
     holds: str = ""
-    """`reason(run: Run) -> str` why the schedule must begin no further iteration; empty where it may."""
+    """`reasons(run: Run) -> list[str]` why the schedule must begin no further iteration; none where it may."""
 
 
 @cache
@@ -91,15 +91,15 @@ def extensions() -> tuple[Extension, ...]:
     return tuple(found)
 
 
+def hooks(kind: str) -> dict[str, Any]:
+    """Returns by extension what `Extension` names under `kind`, for example `reports`, of those that name something there."""
+    named = {extension.name: getattr(extension, kind) for extension in extensions()}
+    return {name: open_by_name(path, place=f"extension {name}, {kind}") for name, path in named.items() if path}
+
+
 def ask(hook: str, *given: Any) -> list[str]:
     """Returns the lines that the extensions with a hook have to say, one extension after another. Args: hook: a field of `Extension`."""
-    paths = {extension.name: getattr(extension, hook) for extension in extensions()}
-    return [
-        line
-        for name, path in paths.items()
-        if path
-        for line in open_by_name(path, place=f"extension {name}")(*given) or ()
-    ]
+    return [line for say in hooks(hook).values() for line in say(*given) or ()]
 
 
 def section_models(core: Collection[str] = ()) -> dict[str, Any]:
@@ -116,12 +116,6 @@ def section_models(core: Collection[str] = ()) -> dict[str, Any]:
                     raise ValueError(f"Troupe has a config section {section!r} itself: rename this one")
                 models[section] = open_by_name(path, place=place, is_parsing=True)
     return models
-
-
-def hooks(kind: str) -> dict[str, Any]:
-    """Returns by extension what `Extension` names under `kind`, for example `reports`, of those that name something there."""
-    named = {extension.name: getattr(extension, kind) for extension in extensions()}
-    return {name: open_by_name(path, place=f"extension {name}, {kind}") for name, path in named.items() if path}
 
 
 @contextmanager

@@ -31,7 +31,6 @@ from pipelines.extensions.code_tasks.checkers import has_same_tokens, is_right_o
 from pipelines.extensions.code_tasks.code_tests import Case, CodeTests, expand_batched, foreign_modules, read_tests
 from pipelines.extensions.code_tasks.code_verifier import extract_code, time_limit
 from pipelines.figures.of_episodes import is_refusal
-from pipelines.monitoring.drift import sketch
 from pipelines.run.scoring import without_ids
 from pipelines.tasks.task_fields import read_task
 from serve_apps.authoring.agent import Reply, TracedText
@@ -358,7 +357,6 @@ READERS: dict[str, Callable[[str], Any]] = {
     "stray_brace": stray_brace,
     "shorten": lambda text: shorten(text, 1000),
     "is_refusal": is_refusal,
-    "sketch": lambda text: sketch([text]),
     "diagnose": lambda text: diagnose(RuntimeError(text)),
     "an error without ids": without_ids,
     "calculate": lambda text: refused(lambda: calculate(long_json.dumps({"expression": text}))),

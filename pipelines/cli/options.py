@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -140,6 +140,13 @@ def load(config: Path, changes: list[str] | None) -> RunConfig:
         return carried
     add_user_code()
     return load_config(config, overrides(changes or []))
+
+
+def refuse(options: Mapping[str, object], reason: str) -> None:
+    """ValueError for the first of these options that was given: it would have no effect."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name} {reason}: drop {name}")
 
 
 def overrides(changes: list[str]) -> dict[str, Any]:

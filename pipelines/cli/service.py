@@ -1,9 +1,8 @@
-"""service: the commands around serving teams: `serve`, `canary`, `shadow`, `promote`, `rollback`, `watch`, `key`."""
+"""service: the commands around serving teams: `serve`, `canary`, `shadow`, `promote`, `rollback`, `key`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +18,7 @@ from pipelines.cli.options import (
     existing_run,
     load,
     overrides,
+    refuse,
     reports_errors,
     split_team,
 )
@@ -38,12 +38,12 @@ ExitCode = Annotated[
 ]
 CANARY_SHARE = 0.1
 """Of the requests, where --share does not say another."""
-EXIT_CODES = {"sent_back": 10, "undecided": 11, "alarm": 12, "learning": 13}
+EXIT_CODES = {"sent_back": 10, "undecided": 11}
 
 
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file to `app`."""
-    for command in (serve, canary, shadow, promote, rollback, watch, key):
+    for command in (serve, canary, shadow, promote, rollback, key):
         app.command(rich_help_panel=SERVE)(command)
 
 
@@ -80,7 +80,7 @@ def serve(
 ) -> None:
     """Serve a team through the gateway, or replace the team there. The switch happens at once, after the new engines have proven their weights."""
     if guard is None:
-        _refuse({"--exit-code": exit_code}, "needs --guard, which decides about the team")
+        refuse({"--exit-code": exit_code}, "needs --guard, which decides about the team")
     if _is_untrained(team):
         run, version, manifest = _untrained(team, root, changes, address)
     elif changes:
@@ -125,11 +125,11 @@ def canary(
     """Let a team answer a share of the gateway's requests beside the deployed one."""
     dealt = {"--share": share, "--salt": salt}
     if end:
-        _refuse({**dealt, "--auto": auto, "--exit-code": exit_code}, "has no effect on a canary that --end ends")
+        refuse({**dealt, "--auto": auto, "--exit-code": exit_code}, "has no effect on a canary that --end ends")
     elif auto:
-        _refuse(dealt, "is not for --auto, which takes the shares in `traffic.shares`")
+        refuse(dealt, "is not for --auto, which takes the shares in `traffic.shares`")
     else:
-        _refuse({"--exit-code": exit_code}, "needs --auto, which decides about the team")
+        refuse({"--exit-code": exit_code}, "needs --auto, which decides about the team")
     if end:
         _end_beside(team, root, address, is_shadow=False)
         return
@@ -159,7 +159,7 @@ def shadow(
 ) -> None:
     """Copy a share of the answered requests to a team. Users never see its replies, and its engines run at the lowest CPU priority."""
     if end:
-        _refuse({"--share": share}, "has no effect on shadow traffic that --end ends")
+        refuse({"--share": share}, "has no effect on shadow traffic that --end ends")
         _end_beside(team, root, address, is_shadow=True)
         return
     run, version, manifest = _team(team, root)
@@ -167,13 +167,6 @@ def shadow(
     from pipelines.release import production
 
     hand_back(production.canary(run, version, manifest, share=0.0, shadow=1.0 if share is None else share))
-
-
-def _refuse(options: Mapping[str, object], reason: str) -> None:
-    """ValueError for the first of these options that was given: it would have no effect."""
-    for name, value in options.items():
-        if value is not None and value is not False:
-            raise ValueError(f"{name} {reason}: drop {name}")
 
 
 def _end_beside(team: str, root: str, address: str, *, is_shadow: bool) -> None:
@@ -195,11 +188,7 @@ def _connect(address: str) -> None:
 def _finish(decision: dict[str, Any], *, exit_code: bool) -> None:
     """Prints a decision about traffic, and ends with its exit code if asked to."""
     hand_back(decision)
-    _exit_as(decision["verdict"], exit_code=exit_code)
-
-
-def _exit_as(verdict: str, *, exit_code: bool) -> None:
-    if exit_code and (code := EXIT_CODES.get(verdict, 0)):
+    if exit_code and (code := EXIT_CODES.get(decision["verdict"], 0)):
         raise SystemExit(code)
 
 
@@ -263,7 +252,7 @@ def key(
     known = [k for k in keys if k.name == name]
     if revoke:
         useless = {"--scope": scope, "--days": days, "--per-minute": per_minute}
-        _refuse(useless, "has no effect on a key that --revoke removes")
+        refuse(useless, "has no effect on a key that --revoke removes")
         if not known:
             raise ValueError(f"{file} has no key {name!r}; it has {', '.join(k.name for k in keys) or 'none'}")
         write_keys(file, [k for k in keys if k.name != name])
@@ -314,52 +303,3 @@ def rollback(
     from pipelines.release.by_hand import rollback as roll_back
 
     hand_back(roll_back(run, to=to, reason=reason))
-
-
-@reports_errors
-def watch(
-    config: RunName,
-    team: Annotated[
-        str | None, typer.Option(help="The alias or version of the team that plays. Default: champion.")
-    ] = None,
-    section: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A set of tasks of the run; may be given several times. Default: those of test and sentinel that it has."
-        ),
-    ] = None,
-    accept: Annotated[
-        str, typer.Option(metavar="REASON", help="Plays nothing, but accepts the present figures as usual from now on.")
-    ] = "",
-    exit_code: Annotated[
-        bool,
-        typer.Option(
-            "--exit-code",
-            help="Exits with 12 if a figure raises an alarm, 13 if some are still being learned, otherwise 0.",
-        ),
-    ] = False,
-    root: Root = "runs",
-    address: Address = "",
-) -> None:
-    """Check whether the champion is as good as before, on the run's test and sentinel tasks and in its answers since the last check.
-
-    Its figures are compared with its own history (config section `watch`). The JSON at the end has `state` (sound, alarm or
-    learning), every alarm with its limits and what to try, and the figures that were judged or are still being learned.
-    """
-    from pipelines.cluster.connect import connect
-
-    if accept:
-        useless = {"--team": team, "--section": section, "--exit-code": exit_code}
-        _refuse(useless, "has no effect with --accept, which plays nothing")
-    run = existing_run(config, root)
-    if accept:
-        from pipelines.monitoring.watching import accept as accept_alarms
-
-        hand_back(accept_alarms(run, accept))
-        return
-    connect(address)
-    from pipelines.runners.watch_champion import watch as watch_team
-
-    checked = watch_team(run, team or "champion", section or ())
-    hand_back(checked)
-    _exit_as(checked["state"], exit_code=exit_code)

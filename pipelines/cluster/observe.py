@@ -87,17 +87,6 @@ def episode_points(traces: Sequence[Trace], *, num_in_flight: int, collector: st
     ]
 
 
-def check_points(run_id: str, check: Mapping[str, Any]) -> list[Point]:
-    """The points of a check of figures (`monitoring.watching`): each figure, and whether it raises an alarm."""
-    points: list[Point] = []
-    for source, figures in check["sources"].items():
-        for figure, judged in figures.items():
-            tags = {"run": run_id, "source": source, "figure": figure}
-            points.append(("troupe_episode_metrics", judged["now"], tags))
-            points.append(("troupe_alarm", float(judged["state"] == "alarm"), tags))
-    return points
-
-
 def log_failed(traces: Iterable[Trace], *, is_last: bool = True) -> None:
     """A line per episode that failed, as long as they are few; its error is in the trace, it may quote a prompt.
 
@@ -132,8 +121,6 @@ def _result_points(row: StageRow, ref: Mapping[str, Any], run: dict[str, str]) -
             return _synced_points(synced, run)
         case Evaluated() as evaluated:
             return _evaluated_points(evaluated, run)
-        case None if "watch" in ref:  # the stage `record`
-            return check_points(row.run_id, ref["watch"])
         case _:
             return []
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from pipelines.config import training_rules as training
 from pipelines.config.messages import near
 from pipelines.config.run_sections import RunSections
+from pipelines.figures.limits import FigureLimits
 from pipelines.figures.registry import FIGURES, METRICS, own_name
+from stores.settings import Settings
 from stores.types import FILTERS
 
 DOTTED_PATH = re.compile(r"[\w.]+:\w+")
@@ -273,18 +275,17 @@ def own_figures_have_names(config: RunSections) -> None:
 
 
 def limits_are_of_figures(config: RunSections) -> None:
-    """Each key of `promote.guards` and `watch.floors` is a figure of Troupe's or of `evaluate.figures`, of `traffic.guards` one of Troupe's."""
+    """Each key of a map of limits, also in a section of an extension, is a figure of Troupe's, or where it takes them of `evaluate.figures`."""
     own = [own_name(path) for path in config.evaluate.figures]
     hint = " A figure of your own needs its path in evaluate.figures"
-    for section, limits, more in (
-        ("promote.guards", config.promote.guards, own),
-        ("watch.floors", config.watch.floors, own),
-        ("traffic.guards", config.traffic.guards, None),
-    ):
-        known = [*limits.DEFAULTS, *(more or ())]
+    named = {f"{section}.{key}": limits for section, of in config if isinstance(of, Settings) for key, limits in of}
+    for section, limits in named.items():
+        if not isinstance(limits, FigureLimits):
+            continue
+        known = [*limits.DEFAULTS, *(own if limits.TAKES_OWN else ())]
         for name in limits.model_extra or ():
             if name not in known:
-                raise ValueError(f"unknown key '{section}.{name}'{near(name, known)}{'' if more is None else hint}")
+                raise ValueError(f"unknown key '{section}.{name}'{near(name, known)}{hint if limits.TAKES_OWN else ''}")
 
 
 RULES = (

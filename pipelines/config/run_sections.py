@@ -26,7 +26,6 @@ from pipelines.config.sections import (
     SyncConfig,
     TasksConfig,
     TrafficConfig,
-    WatchConfig,
     WatchdogConfig,
 )
 from serve_apps.config import GatewayConfig, ServeConfig
@@ -95,8 +94,6 @@ class RunSections(Settings):
     """How the HTTP gateway listens, whom it lets in and how much it takes on."""
     traffic: TrafficConfig = Field(TrafficConfig(), json_schema_extra=NOT_IDENTITY)
     """How a canary advances through shares of the traffic, and what sends it back."""
-    watch: WatchConfig = Field(WatchConfig(), json_schema_extra=NOT_IDENTITY)
-    """How silent degradation of the team is detected."""
 
     def section_of(self, name: str, model: type[T]) -> T | None:
         """Returns the section that an extension adds; None where the config has none, or the extension is not there."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.figures.limits import GuardsConfig, TrafficGuardsConfig, WatchFloorsConfig
+from pipelines.figures.limits import GuardsConfig, TrafficGuardsConfig
 from serve_apps.config import CallConfig, EpisodeConfig, TelemetryConfig
 from serve_apps.policy.proof import Limits, limits_for
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
@@ -480,36 +480,6 @@ class TrafficConfig(Settings):
             or list(self.shares) != sorted(self.shares)
         ):
             raise ValueError(f"traffic.shares must be between 0 and 1 and grow, got {list(self.shares)}")
-        return self
-
-
-class WatchConfig(Settings):
-    """This section sets how silent degradation of a team is detected: by thresholds from the champion's own history."""
-
-    confidence: float = Field(0.99, gt=0.5, lt=1)
-    """The probability that a check of a team that has not changed raises no alarm at all, over all figures of the check."""
-    min_history: int = Field(5, ge=3)
-    """The number of earlier windows that a figure needs before it is checked. On fixed tasks one is enough."""
-    history: int = Field(20, ge=3)
-    """The number of windows that are kept of each source."""
-    min_episodes: int = Field(30, ge=2)
-    """The number of captured answers, or of the gateway's answers, that a check needs. Fewer wait for the next check."""
-    max_episodes: int = Field(1000, ge=2)
-    """The number of captured answers that a check reads, the newest first."""
-    on_alarm: Literal["warn", "fail"] = "warn"
-    """What an alarm of an iteration does. `warn`: it is reported. `fail`: it fails the DAG run, too, and the schedule goes on
-    only with force or once the alarm is accepted."""
-    floors: WatchFloorsConfig = WatchFloorsConfig()
-    """By the names of figures, of `evaluate.figures` too: the least change that raises an alarm; null: 0. What is not named has the
-    floor of the page on figures."""
-
-    @model_validator(mode="after")
-    def _enough_is_kept(self) -> Self:
-        if self.history < self.min_history:
-            raise ValueError(
-                f"watch.history = {self.history} windows are kept, and watch.min_history = {self.min_history} are needed: "
-                "raise the first"
-            )
         return self
 
 

@@ -14,7 +14,7 @@ from stores.settings import Settings
 Limit = Annotated[float, Field(ge=0)] | None
 
 
-def _set(limits: Mapping[str, float | None]) -> dict[str, float | None]:
+def limits_of(limits: Mapping[str, float | None]) -> dict[str, float | None]:
     """Returns the limits of the figures that have one; an infinite one is off."""
     return {name: None if limit == math.inf else limit for name, limit in limits.items() if limit is not None}
 
@@ -25,6 +25,8 @@ class FigureLimits(Settings):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Limit]
     DEFAULTS: ClassVar[Mapping[str, float | None]] = {}
+    TAKES_OWN: ClassVar[bool] = True
+    """Whether figures of `evaluate.figures` may be keys."""
 
     @model_validator(mode="before")
     @classmethod
@@ -43,16 +45,11 @@ class GuardsConfig(FigureLimits):
     A guard holds where its whole interval is on the allowed side of the limit. Where the whole interval is on the other side
     the candidate is rejected; between the two the decision is inconclusive."""
 
-    DEFAULTS = _set({name: figure.guard for name, figure in FIGURES.items()})
+    DEFAULTS = limits_of({name: figure.guard for name, figure in FIGURES.items()})
 
 
 class TrafficGuardsConfig(FigureLimits):
     """By how much the answers of a team may be worse than those of the team beside or before it; null: the figure is not checked."""
 
-    DEFAULTS = _set({name: figure.traffic_guard for name, figure in FIGURES.items()})
-
-
-class WatchFloorsConfig(FigureLimits):
-    """The least change of each figure that raises an alarm, however certain it is; null: 0. A figure of one agent has the team's."""
-
-    DEFAULTS = _set({name: figure.floor for name, figure in FIGURES.items()})
+    DEFAULTS = limits_of({name: figure.traffic_guard for name, figure in FIGURES.items()})
+    TAKES_OWN = False

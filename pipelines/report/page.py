@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.monitoring.training_warnings import TrainingWarning, all_warnings
 from pipelines.report import charts
 from pipelines.report.parts import Part
+from pipelines.report.training_warnings import TrainingWarning, all_warnings
 from stores.types import EpisodeRewards, Trace, Turn, TurnReward
 
 if TYPE_CHECKING:
@@ -90,8 +90,6 @@ class ReportData:
     examples: Sequence[Example] = ()
     notes: Sequence[str] = ()
     """Sentences below the headline: what a reader must know to judge the numbers."""
-    checks: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
-    """The latest drift check of each kind, see `watching.check_windows`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Name -> value, shown at the end: workflow, seed, versions, commit."""
 
@@ -118,7 +116,6 @@ def render(data: ReportData) -> str:
         evaluation=[charts.evaluation(evaluated)] if evaluated else [],
         warnings=sorted(warnings, key=lambda warning: -warning.iteration),
         num_older_warnings=max((data.num_warnings or 0) - len(warnings), 0),
-        watched={kind: check for kind, check in data.checks.items() if check is not None},
         training=charts.training(lines),
         training_of_agents=charts.training_of_agents(lines),
         choices=charts.choices(lines),

@@ -20,9 +20,8 @@ from typing import Any
 
 from pipelines.cluster.observe import send_stage_points
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
-from pipelines.monitoring.watching import CHAMPION, ITERATION, check_iteration, check_metrics, check_tags
 from pipelines.report.inspect import show_command
-from pipelines.report.parts import parts_of
+from pipelines.report.parts import found_of, parts_of
 from pipelines.report.result import run_report
 from pipelines.report.samples import samples
 from pipelines.report.summaries import RECORD, SoFar, Summaries, iteration_summary
@@ -32,7 +31,6 @@ from pipelines.run.scoring import rewards_for
 from pipelines.stages.table import STAGES
 from stores.files import write_file
 from stores.journal.journal import DONE
-from stores.journal.run_values import RunValue
 from stores.logs import bound
 from stores.types import Trace
 
@@ -45,7 +43,8 @@ NUM_TRACES = 8
 
 
 def record(run: Run, iteration: int) -> dict[str, Any]:
-    """Shows a finished iteration in MLflow and the report; returns {"mlflow_run_id", "mlflow_url", "report", "links", "watch"}.
+    """Shows a finished iteration in MLflow and the report; returns {"mlflow_run_id", "mlflow_url", "report", "links"} and, under the
+    names of extensions, what they found (`watch`).
 
     Links to the DAG run and the Ray jobs come from the environment and the journal, see `owner_links`. Raises ValueError
     where a stage of the iteration is not done. Where iterations overlap, those before are recorded first, whoever left them.
@@ -85,7 +84,7 @@ def open_parent(run: Run) -> None:
 class Written:
     """The reports of a run."""
 
-    report: Mapping[str, Any]
+    report: dict[str, Any]
     """The content of report.json."""
     paths: Mapping[str, str]
     """By the names of the files."""
@@ -118,12 +117,17 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
     rows = [row for row in run.journal.stages(run.run_id, iteration) if row.stage in STAGES]
     links = owner_links(rows)
     ended_at = max(row.ended_at or row.started_at for row in rows)
-    check = check_iteration(run, iteration, at=ended_at)
+    found = found_of(run, iteration, at=ended_at)
+    metrics = iteration_metrics(summary | {"trained_agents": trained_agents(run, iteration)})
+    tags = _tags(summary, links)
+    for of in found.values():
+        metrics |= of.metrics
+        tags |= of.tags
     open_parent(run)
     shown = run.tracker.log_iteration(
         iteration,
-        metrics=iteration_metrics(summary | {"trained_agents": trained_agents(run, iteration)}) | check_metrics(check),
-        tags=_tags(summary, links) | check_tags(check),
+        metrics=metrics,
+        tags=tags,
         episodes=[(trace, rewards_for(run, trace)) for trace in _sample(run, iteration)],
         started_at=min(row.started_at for row in rows),
         ended_at=ended_at,
@@ -132,7 +136,7 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
     run.tracker.log_file(paths[REPORT])
     if iteration <= UPLOAD_EVERY or iteration % UPLOAD_EVERY == 0:
         run.tracker.log_file(paths[PAGE])
-    return {**plain(shown), "report": paths[PAGE], "links": links, "watch": check}
+    return {**plain(shown), "report": paths[PAGE], "links": links, **{name: of.result for name, of in found.items()}}
 
 
 def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -215,7 +219,6 @@ def write_reports(run: Run, *, out: Path | None = None) -> Written:
         ],
         notes=_notes(run, so_far),
         facts=_facts(run, report),
-        checks={kind: run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(kind)) for kind in (ITERATION, CHAMPION)},
     )
     contents = {REPORT: json.dumps(report, indent=2), PAGE: render(data)}
     for part in parts:

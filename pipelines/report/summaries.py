@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from pipelines.monitoring.training_warnings import TrainingWarning, compared_iterations, latest_warnings
 from pipelines.report.summary import figures_of_iteration
+from pipelines.report.training_warnings import TrainingWarning, compared_iterations, latest_warnings
 from pipelines.run.run import Run
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Decided

@@ -17,7 +17,6 @@ from typing import Any
 
 from pipelines.cluster.connect import connect
 from pipelines.cluster.owner_links import stage_owner
-from pipelines.monitoring.watching import check_summary, unaccepted_alarm
 from pipelines.report.progress import Screen
 from pipelines.report.record import finish_parent, record
 from pipelines.run.champions import champion_version
@@ -93,13 +92,13 @@ def iterate(run: Run, iteration: int, *, address: str, screen: Screen) -> Iterat
 def record_iteration(run: Run, iteration: int, *, address: str, screen: Screen) -> dict[str, Any]:
     """Records a finished iteration; after the last one the champion plays the test tasks, and the MLflow run of the whole run ends.
 
-    Returns what `record` returns, of its check the summary.
+    Returns what `record` returns.
     """
     ref = record(run, iteration)
     if iteration == run.config.iterations:
         measure_last(run, address=address, screen=screen)
         finish_parent(run)
-    return ref | ({"watch": check_summary(ref["watch"])} if "watch" in ref else {})
+    return ref
 
 
 def claimed(run: Run, claim: str) -> int | None:
@@ -157,12 +156,7 @@ def reason_to_skip(run: Run) -> str:
             f"{settings.max_rejections}), the last one because: {rejections[-1]}. Look at the report, then trigger "
             "the DAG with `force`"
         )
-    if held := unaccepted_alarm(run):
-        return (
-            f"the last iteration raised an alarm (watch.on_alarm: fail): {held}. Look at the report, then accept it (troupe "
-            "watch --accept REASON) or trigger the DAG with `force`"
-        )
-    return _nothing_new(run, free)
+    return "; ".join(ask("holds", run)) or _nothing_new(run, free)
 
 
 def champion_accuracy(run: Run) -> float | None:

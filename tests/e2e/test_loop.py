@@ -15,7 +15,6 @@ import pytest
 from servers import Postgres
 
 from pipelines.config.run_config import load_config
-from pipelines.monitoring.watching import check_summary
 from pipelines.report.inspect import export_version
 from pipelines.report.record import record
 from pipelines.run.kept_weights import checkpoint_files, version_of_checkpoint
@@ -118,7 +117,7 @@ def test_every_iteration_has_an_mlflow_run_that_a_repeated_record_leaves_as_it_i
         assert shown.metrics["policy_version/team"] == float(shown.tags["troupe.policy_version.team"]) == iteration
     done = troupe(undisturbed, "record", "--run", "small", "--iteration", "2")
     handed = json.loads(done.stdout.splitlines()[-1].removeprefix("troupe-ref: "))
-    assert kept[2] is not None and handed == kept[2] | {"watch": check_summary(kept[2]["watch"])}
+    assert kept[2] is not None and handed == kept[2]
     with undisturbed.journal._connect() as connection:  # as if the record had been lost after MLflow had taken it
         connection.execute(journal.STAGES.delete().where(journal.STAGES.c.stage == "record"))
     for iteration in reversed(ITERATIONS):
@@ -147,13 +146,10 @@ def test_every_iteration_is_watched(undisturbed: Run) -> None:
         assert recorded is not None
         told = recorded["watch"]
         assert (told["state"], told["alarms"]) == ("learning", []), "two iterations are too few to judge by"
-        figures = told["sources"]["iteration"]
-        assert {"outcome", "entropy", "entropy/solver", "repeat_share", "reward_over_outcome", "input_drift"} <= set(
-            figures
-        )
-        assert figures["turns"]["num_windows"] == iteration - 1 and figures["turns"]["now"] >= 1
+        names = ("outcome", "entropy", "entropy/solver", "repeat_share", "reward_over_outcome", "input_drift")
+        assert {f"iteration/{name}" for name in names} <= set(told["learning"])
         shown = undisturbed.tracker._client.get_run(recorded["mlflow_run_id"]).data
-        assert shown.metrics["episode_metrics/entropy"] == pytest.approx(figures["entropy"]["now"])
+        assert shown.metrics["episode_metrics/entropy"] > 0 and shown.metrics["episode_metrics/turns"] >= 1
         assert shown.tags["troupe.watch"].startswith("learning: 0 figures are usual")
 
 

@@ -20,13 +20,13 @@ import pytest
 from servers import free_port
 
 from pipelines.config.sections import FromServiceConfig, TrafficConfig, TrafficGuardsConfig
+from pipelines.extensions.watch.champion import watch
 from pipelines.release.by_hand import promote_version
 from pipelines.release.production import canary, deploy_team, deployed_route, end_canary
 from pipelines.release.traffic import guard_deployed, roll_out
 from pipelines.run.champions import champion_version
 from pipelines.run.run import Run
 from pipelines.run.serving import app_names
-from pipelines.runners.watch_champion import watch
 from pipelines.stages.steps import run_stage
 from serve_apps.config import CaptureConfig, GatewayConfig
 from serve_apps.gateway.routes import gateway_apps, gateway_statuses

@@ -63,7 +63,7 @@ def test_a_package_adds_an_extension_by_its_entry_point(
         "class Theirs(Settings):\n    level: int = 3\n"
         "EXTENSION = Extension(name='theirs', sections={'theirs': 'their_extension:Theirs'})\n"
         "TWICE = Extension(name='twice', sections={'theirs': 'their_extension:Theirs'})\n"
-        "WATCH = Extension(name='watcher', sections={'watch': 'their_extension:Theirs'})\n"
+        "PROMOTE = Extension(name='watcher', sections={'promote': 'their_extension:Theirs'})\n"
         "NONE = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -78,9 +78,9 @@ def test_a_package_adds_an_extension_by_its_entry_point(
     installed("EXTENSION", "TWICE")
     assert section_models()["theirs"]().level == 3
     assert "extensions 'theirs' and 'twice' both have the config section 'theirs': uninstall one" in caplog.text
-    installed("WATCH")
-    assert section_models().keys() - section_models({"watch"}).keys() == {"watch"}
-    assert "watcher, section watch is left out: Troupe has a config section 'watch' itself: rename" in caplog.text
+    installed("PROMOTE")
+    assert section_models().keys() - section_models({"promote"}).keys() == {"promote"}
+    assert "watcher, section promote is left out: Troupe has a config section 'promote' itself: rename" in caplog.text
     installed("NONE", "absent")
     assert all(extension.name != "theirs" for extension in extensions())
     assert "package their_extension is left out: extension their_extension:NONE: " in caplog.text

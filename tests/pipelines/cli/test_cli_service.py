@@ -83,8 +83,6 @@ def test_what_is_no_scope_no_key_file_or_no_team_is_told(tmp_path: Path) -> None
         ("canary small --end --auto", "--auto has no effect"),
         ("shadow small --end --share 1", "--share has no effect on shadow traffic"),
         ("serve small@champion --exit-code", "--exit-code needs --guard"),
-        ("watch --run small --accept usual --exit-code", "--exit-code has no effect with --accept"),
-        ("watch --run small --accept usual --team candidate", "--team has no effect with --accept"),
     ],
 )
 def test_an_option_that_would_have_no_effect_is_refused(tmp_path: Path, command: str, said: str) -> None:
@@ -128,7 +126,6 @@ def test_a_file_says_anew_who_answers_and_nothing_else(tmp_path: Path, monkeypat
         "shadow small@champion",
         "promote --run small --team-version 2 --reason test",
         "rollback --run small --reason test",
-        "watch --run small",
     ],
 )
 def test_a_command_connects_before_it_imports_ray_which_fixes_how_a_token_is_shown(command: str) -> None:

@@ -14,12 +14,10 @@ import pytest
 from records import MakeTrace
 
 from pipelines.config.run_config import RunConfig, load_config
-from pipelines.config.sections import GuardsConfig, TrafficGuardsConfig, WatchFloorsConfig
+from pipelines.config.sections import GuardsConfig, TrafficGuardsConfig
 from pipelines.evaluation.guards import check_guards
 from pipelines.figures.figure import Figure
 from pipelines.figures.registry import FIGURES, figure_of, figures_of, with_own
-from pipelines.monitoring.alarms import check_window
-from pipelines.monitoring.episode_metrics import Window, window_of
 from pipelines.stages.score import _own_figures
 from serve_apps.gateway.traffic.figures import NAMES
 
@@ -28,8 +26,8 @@ pytestmark = pytest.mark.fast
 
 @pytest.mark.parametrize(
     "names",
-    [GuardsConfig.DEFAULTS, TrafficGuardsConfig.DEFAULTS, WatchFloorsConfig.DEFAULTS, NAMES],
-    ids=["promote.guards", "traffic.guards", "watch.floors", "gateway"],
+    [GuardsConfig.DEFAULTS, TrafficGuardsConfig.DEFAULTS, NAMES],
+    ids=["promote.guards", "traffic.guards", "gateway"],
 )
 def test_every_figure_that_is_compared_is_in_the_table(names: list[str]) -> None:
     assert set(names) <= FIGURES.keys()
@@ -38,7 +36,6 @@ def test_every_figure_that_is_compared_is_in_the_table(names: list[str]) -> None
 def test_a_guard_that_can_be_set_can_be_measured() -> None:
     assert all(FIGURES[name].of_episode is not None for name in GuardsConfig.DEFAULTS)
     assert set(NAMES) == TrafficGuardsConfig.DEFAULTS.keys()
-    assert set(NAMES) <= WatchFloorsConfig.DEFAULTS.keys(), "every window of the gateway is checked"
 
 
 def test_the_sections_have_the_defaults_of_the_figures() -> None:
@@ -46,7 +43,6 @@ def test_the_sections_have_the_defaults_of_the_figures() -> None:
         "format_share": 0.05, "refusal_share": 0.05, "completion_tokens": 0.5, "turns": 0.5, "tool_calls": 0.5,
         "world_steps": None, "latency_s": None,
     }  # fmt: skip
-    assert WatchFloorsConfig().model_dump()["input_drift"] == 0.2 and len(WatchFloorsConfig.DEFAULTS) == 17
     with pytest.raises(ValueError, match="greater than or equal to 0"):
         GuardsConfig(turns=-1)
 
@@ -112,27 +108,13 @@ def config(**keys: Any) -> RunConfig:
     return load_config(DEMO, keys)
 
 
-def test_a_figure_of_ones_own_is_a_guard_a_floor_and_part_of_each_window(own: Path, make_trace: MakeTrace) -> None:
-    parsed = config(
-        **{
-            "evaluate.figures": ["polite:politeness"],
-            "promote.guards": {"politeness": 0.1},
-            "watch.floors": {"politeness": 0.2},
-        }
-    )
+def test_a_figure_of_ones_own_is_a_guard(own: Path, make_trace: MakeTrace) -> None:
+    parsed = config(**{"evaluate.figures": ["polite:politeness"], "promote.guards": {"politeness": 0.1}})
+    old, new = ([make_trace(i, answer=said) for i in range(40)] for said in ("42, please", "42"))
     figures = with_own(parsed.evaluate.figures)
-    old = [make_trace(i, answer="42, please") for i in range(40)]
-    new = [make_trace(i, answer="42") for i in range(40)]
     broken = check_guards(new, old, config=parsed.promote.guards, figures=figures)
     assert [(g.figure.name, g.state) for g in broken if g.state != "holds"] == [("politeness", "broken")]
     assert str(broken[-1]).startswith("politeness -1.000 [")
-    history: list[Window] = [
-        window_of(old, key=str(i), at=i, team_version=1, figures=figures, fixed_tasks="d") for i in range(5)
-    ]
-    now = window_of(new, key="now", at=9, team_version=1, figures=figures, fixed_tasks="d")
-    checked = {c.figure: c for c in check_window(now, history, alpha=0.01, config=parsed.watch, figures=figures)}
-    assert checked["politeness"].state == "alarm" and "fewer answers say please: 0, 1 is" in checked["politeness"].what
-    assert parsed.watch.floors.of("politeness") == 0.2
 
 
 def test_a_limit_of_ones_own_figure_identifies_a_run() -> None:
@@ -148,7 +130,7 @@ def test_a_limit_of_ones_own_figure_identifies_a_run() -> None:
             {"promote.guards": {"politeness": 0.1}},
             r"unknown key 'promote\.guards\.politeness'; there are .*evaluate\.figures",
         ),
-        ({"watch.floors": {"turn": 0.1}}, r"unknown key 'watch\.floors\.turn': did you mean 'turns'\?"),
+        ({"promote.guards": {"turn": 0.1}}, r"unknown key 'promote\.guards\.turn': did you mean 'turns'\?"),
         (
             {"traffic.guards": {"cut_shares": 0.1}},
             r"unknown key 'traffic\.guards\.cut_shares': did you mean 'cut_share'\?",

@@ -15,12 +15,12 @@ from rich.console import Console
 
 from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rule import score_trace
-from pipelines.monitoring.training_warnings import latest_warnings
 from pipelines.report.charts import choices, other_metrics, overhead_share, training, training_of_agents
 from pipelines.report.page import Example, ExampleEpisode, ReportData, render
 from pipelines.report.progress import iteration_table
 from pipelines.report.record import iteration_metrics
 from pipelines.report.summary import repeated_calls
+from pipelines.report.training_warnings import latest_warnings
 from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 pytestmark = pytest.mark.fast

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.monitoring.training_warnings import TrainingWarning, compared_iterations
 from pipelines.report.charts import other_metrics, training
 from pipelines.report.page import ReportData, render
 from pipelines.report.summaries import MOST_DRAWN, MOST_EVENTS, MOST_THINNED, Drawn, SoFar
+from pipelines.report.training_warnings import TrainingWarning, compared_iterations
 
 pytestmark = pytest.mark.fast
 

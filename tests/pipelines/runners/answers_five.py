@@ -16,7 +16,6 @@ from pipelines.cluster import connect
 from pipelines.config.run_config import load_config
 from pipelines.episodes.sampling import Pass, Sampled
 from pipelines.evaluation import played as played_module
-from pipelines.monitoring import served_windows
 from pipelines.run.run import Run
 from serve_apps.episode_spec import EpisodeSpec
 from stores.types import ModelVersionRef, Task, TracesRef
@@ -42,7 +41,6 @@ def by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTra
     run.__dict__["tracker"] = SimpleNamespace(log_metrics=lambda *shown, at: None, log_json=lambda *shown: None)
     monkeypatch.setattr(connect, "connect", lambda address: None)
     monkeypatch.setattr(played_module, "serve", lambda run, models: None)
-    monkeypatch.setattr(served_windows, "gateway_answers", lambda run: [])
     played: Played = {}
     monkeypatch.setattr(played_module, "sample_episodes", fake_sampler(make_trace, played))
     return run, played

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +13,11 @@ from records import MakeTrace
 from stage_records import collected, decided, finish
 
 from pipelines.config.run_config import load_config
-from pipelines.episodes.sampling import Sampled
 from pipelines.evaluation import played as played_module
 from pipelines.release import by_hand as moves
 from pipelines.run.run import Run, plain
-from pipelines.runners import watch_champion
 from pipelines.runners.by_request import evaluate_team
-from stores.types import ModelVersionRef, Purpose, Task
+from stores.types import ModelVersionRef, Purpose
 
 pytestmark = pytest.mark.test
 
@@ -76,41 +73,6 @@ def test_a_file_of_tasks_is_scored_by_its_own_answers_whatever_was_played_under_
     other = evaluate_team(run, "champion", write_tasks(tmp_path / "b.jsonl", "6", "6"))
     assert [(r["accuracy"], r["num_tasks"]) for r in (corrected, other)] == [(1.0, 2), (0.0, 2)]
     assert played == {"t0": 3, "t1": 3}
-
-
-def test_a_set_of_tasks_that_the_run_does_not_have_is_not_skipped(by_hand: tuple[Run, Played]) -> None:
-    run, played = by_hand
-    with pytest.raises(ValueError, match=r"has no tasks\.sentinal; there are tasks\.train, .*tasks\.sentinel"):
-        watch_champion.watch(run, "champion", ["test", "sentinal"])
-    tasks = run.config.tasks.model_copy(update={"sentinel": None})
-    without = Run(run.config.model_copy(update={"tasks": tasks}))
-    with pytest.raises(ValueError, match=r"has no tasks\.sentinel"):
-        watch_champion.watch(without, "champion", ["test", "sentinel"])
-    assert played == {}
-    assert watch_champion._sets_to_play(without, ()) == ["test"], "of the default ones, those that there are"
-
-
-def test_each_watching_plays_every_section_and_a_repeated_one_keeps_its_episodes(
-    by_hand: tuple[Run, Played], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, played = by_hand
-    found = watch_champion.watch(run, "champion", ["test", "sentinel"])
-    assert {name: section["accuracy"] for name, section in found["sections"].items()} == {"test": 1.0, "sentinel": 0.5}
-    assert played == {"t0": 2, "t1": 2}
-
-    def killed(tasks: Sequence[Task], *by: Any, **more: Any) -> Sampled:
-        if tasks[1].answers == ("6",):
-            raise KeyboardInterrupt
-        return sampled(tasks, *by, **more)
-
-    sampled = played_module.sample_episodes
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(played_module, "sample_episodes", killed)
-        watch_champion.watch(run, "champion", ["test", "sentinel"])
-    assert played == {"t0": 3, "t1": 3}
-    again = watch_champion.watch(run, "champion", ["test", "sentinel"])
-    assert again["sections"] == found["sections"] and (found["state"], again["state"]) == ("learning", "sound")
-    assert played == {"t0": 4, "t1": 4}, "the test tasks were kept, the sentinel ones played anew"
 
 
 def test_an_episode_that_another_version_had_a_part_in_is_no_result(

@@ -40,7 +40,6 @@ def test_the_single_agent_has_the_teams_tasks_training_and_first_weights() -> No
             "evaluate.control": {"agent": "solver"},
             "cost": {"at_most": 50},
             "storage.weights": "all-weights",
-            "watch.on_alarm": "fail",
         }
     )
     alone = alone_config(run)

@@ -5,39 +5,38 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import answers_five
 import pytest
-from answers_five import SMALL, write_tasks
 from records import MakeTrace
 from typer.testing import CliRunner
 
-from pipelines.cli import service
 from pipelines.cli.main import app
 from pipelines.cluster import connect
-from pipelines.cluster.observe import check_points
 from pipelines.config.run_config import load_config
 from pipelines.episodes.sampling import Pass
 from pipelines.evaluation import played as played_module
-from pipelines.monitoring import served_windows
-from pipelines.monitoring.episode_metrics import Estimate, Window
-from pipelines.monitoring.served_windows import estimates_of_sums
-from pipelines.monitoring.watching import (
+from pipelines.extensions.watch import champion as watch_champion
+from pipelines.extensions.watch import command as watch_command
+from pipelines.extensions.watch import served_windows
+from pipelines.extensions.watch.episode_metrics import Estimate, Window
+from pipelines.extensions.watch.served_windows import estimates_of_sums
+from pipelines.extensions.watch.shown import TEMPLATE
+from pipelines.extensions.watch.watching import (
     CHAMPION,
     ITERATION,
     accept,
     check_metrics,
+    check_points,
     check_tags,
     check_windows,
     kept_windows,
 )
-from pipelines.report.page import ReportData, render
+from pipelines.report.page import section
 from pipelines.run.run import Run
-from pipelines.runners import watch_champion
 from pipelines.runners.schedule import reason_to_skip
 from serve_apps.gateway.traffic.figures import NAMES, Tally
 from stores.metrics import METRICS
@@ -46,6 +45,8 @@ from stores.registry.team import Team
 from stores.registry.tracking import RunTracker
 from stores.traces.served import Feedback, ServedStore
 from stores.types import SERVED, Purpose, Task
+from tests.pipelines.runners import answers_five
+from tests.pipelines.runners.answers_five import SMALL, Played, Sampled, write_tasks
 
 pytestmark = pytest.mark.test
 
@@ -169,7 +170,7 @@ def test_points_for_prometheus_have_their_tags_and_a_table_its_alarms_first(run:
     points = check_points("small", told)
     assert all(tuple(tags) == METRICS[name].tags for name, _, tags in points)
     assert {(n, t["figure"]): v for n, v, t in points}["troupe_alarm", "outcome"] == 1
-    page = render(ReportData(run_id="r", headline={}, iterations=[], checks={ITERATION: told, CHAMPION: None}))
+    page = section(TEMPLATE, checks={ITERATION: told})
     table = page[page.index("Usual range") :]
     assert table.index(">alarm<") < table.index(">normal<") and "at least" in table
     assert "The champion&#39;s latest window" not in page
@@ -215,7 +216,7 @@ def test_a_degraded_champion_alarms_in_watch_and_its_exit_code_says_so(
     watched: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many_tasks(watched)
-    monkeypatch.setattr(service, "existing_run", lambda config, root: watched)
+    monkeypatch.setattr(watch_command, "existing_run", lambda config, root: watched)
     command = ["watch", "--run", "small", "--exit-code"]
     first = CliRunner().invoke(app, command)
     assert first.exit_code == 13, first.output
@@ -346,3 +347,38 @@ def test_a_replica_that_one_look_missed_is_not_counted_from_its_start(
 @pytest.fixture(autouse=True)
 def _nothing_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "connect", lambda address: None)
+
+
+def test_a_set_of_tasks_that_the_run_does_not_have_is_not_skipped(by_hand: tuple[Run, Played]) -> None:
+    run, played = by_hand
+    with pytest.raises(ValueError, match=r"has no tasks\.sentinal; there are tasks\.train, .*tasks\.sentinel"):
+        watch_champion.watch(run, "champion", ["test", "sentinal"])
+    tasks = run.config.tasks.model_copy(update={"sentinel": None})
+    without = Run(run.config.model_copy(update={"tasks": tasks}))
+    with pytest.raises(ValueError, match=r"has no tasks\.sentinel"):
+        watch_champion.watch(without, "champion", ["test", "sentinel"])
+    assert played == {}
+    assert watch_champion._sets_to_play(without, ()) == ["test"], "of the default ones, those that there are"
+
+
+def test_each_watching_plays_every_section_and_a_repeated_one_keeps_its_episodes(
+    by_hand: tuple[Run, Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, played = by_hand
+    found = watch_champion.watch(run, "champion", ["test", "sentinel"])
+    assert {name: section["accuracy"] for name, section in found["sections"].items()} == {"test": 1.0, "sentinel": 0.5}
+    assert played == {"t0": 2, "t1": 2}
+
+    def killed(tasks: Sequence[Task], *by: Any, **more: Any) -> Sampled:
+        if tasks[1].answers == ("6",):
+            raise KeyboardInterrupt
+        return sampled(tasks, *by, **more)
+
+    sampled = played_module.sample_episodes
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(played_module, "sample_episodes", killed)
+        watch_champion.watch(run, "champion", ["test", "sentinel"])
+    assert played == {"t0": 3, "t1": 3}
+    again = watch_champion.watch(run, "champion", ["test", "sentinel"])
+    assert again["sections"] == found["sections"] and (found["state"], again["state"]) == ("learning", "sound")
+    assert played == {"t0": 4, "t1": 4}, "the test tasks were kept, the sentinel ones played anew"

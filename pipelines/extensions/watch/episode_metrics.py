@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pipelines.extensions.watch.drift import Sketch, sketch
 from pipelines.figures.figure import Figure
 from pipelines.figures.registry import FIGURES, Figures, figure_of, figures_of
-from pipelines.monitoring.drift import Sketch, sketch
 from stores.types import EpisodeRewards, Trace
 
 

@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.monitoring.episode_metrics import Estimate, Window, window_of
+from pipelines.extensions.watch.config import watch_config
+from pipelines.extensions.watch.episode_metrics import Estimate, Window, window_of
 from pipelines.release.production import gateway_answers
 from pipelines.run.run import Run
 from serve_apps.gateway.traffic.figures import Sums, added, total
@@ -42,7 +43,7 @@ def served_windows(run: Run, version: int, *, key: str, at: float) -> Served:
     stored = run.journal.value(run.run_id, RunValue.WATCH_UNTIL) or {}
     # Also where the version is another than at the last check: after a rollback, its answers of before were counted.
     until: dict[str, Any] = {**stored, "team_version": version}
-    config, waiting = run.config.watch, dict[str, str]()
+    config, waiting = watch_config(run.config), dict[str, str]()
     windows: dict[str, Window] = {}
     counted: dict[str, float] = until.get("counted", {})
     traces = _captured(run, version, since=until.get("service", 0.0) - LATE_S, counted=counted)
@@ -77,7 +78,7 @@ def _latest(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dic
 def _captured(run: Run, version: int, *, since: float, counted: Collection[str]) -> list[Trace]:
     if not is_uri(run.served_uri) and not local_path(run.served_uri).exists():
         return []
-    traces = ServedStore(run.served_uri).served_since(since, limit=run.config.watch.max_episodes + len(counted))
+    traces = ServedStore(run.served_uri).served_since(since, limit=watch_config(run.config).max_episodes + len(counted))
     return [
         trace
         for trace in traces

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipelines.config.sections import WatchConfig
+from pipelines.extensions.watch.config import WatchConfig
+from pipelines.extensions.watch.drift import Sketch, merge, pseudo_f, shift
+from pipelines.extensions.watch.episode_metrics import Window
 from pipelines.figures.figure import Figure
 from pipelines.figures.of_episodes import INPUT_DRIFT
 from pipelines.figures.registry import FIGURES, Figures, figure_of
-from pipelines.monitoring.drift import Sketch, merge, pseudo_f, shift
-from pipelines.monitoring.episode_metrics import Window
 
 State = Literal["sound", "alarm", "learning"]
 

@@ -1,4 +1,4 @@
-"""watch_champion: the champion on fixed tasks, and its answers since the last check -> alarms, kept and shown."""
+"""champion: the champion on fixed tasks, and its answers since the last check -> alarms, kept and shown."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from pipelines.episodes.collector import end_collectors
 from pipelines.evaluation.played import play_team
-from pipelines.monitoring.episode_metrics import Window, window_of
-from pipelines.monitoring.served_windows import mark_checked, served_windows
-from pipelines.monitoring.watching import CHAMPION as OF_CHAMPION
-from pipelines.monitoring.watching import (
+from pipelines.extensions.watch.episode_metrics import Window, window_of
+from pipelines.extensions.watch.served_windows import mark_checked, served_windows
+from pipelines.extensions.watch.watching import CHAMPION as OF_CHAMPION
+from pipelines.extensions.watch.watching import (
     check_metrics,
     check_other_team,
     check_summary,

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipelines.cluster.observe import check_points
-from pipelines.monitoring.alarms import CheckedFigure, check_window, num_figures
-from pipelines.monitoring.episode_metrics import Window, window_of
+from pipelines.extensions.watch.alarms import CheckedFigure, check_window, num_figures
+from pipelines.extensions.watch.config import watch_config
+from pipelines.extensions.watch.episode_metrics import Window, window_of
 from pipelines.run.champions import champion_version, history
 from pipelines.run.run import Run
 from stores.journal.run_values import RunValue
-from stores.metrics import send
+from stores.metrics import Point, send
 from stores.types import SERVED
 
 logger = logging.getLogger(__name__)
@@ -102,17 +102,21 @@ def kept_windows(run: Run, source: str) -> list[Window]:
     stored = (run.journal.value(run.run_id, RunValue.WATCH.of(source)) or {}).get("windows", [])
     windows = [Window.from_json(data) for data in stored]
     windows = [replace(w, alarms=()) if w.at <= accepted_at else w for w in windows]
-    usual = [w.key for w in windows if not w.alarms][-run.config.watch.history :]
+    usual = [w.key for w in windows if not w.alarms][-watch_config(run.config).history :]
     return [w for w in windows if w.alarms or w.key in usual]
 
 
-def unaccepted_alarm(run: Run) -> str:
-    """Returns why the latest iteration alarms, where nobody has accepted it and `watch.on_alarm` is fail; else empty."""
+def held(run: Run) -> list[str]:
+    """Returns why the schedule must wait, if it must: an alarm of the latest iteration that nobody has accepted, where `watch.on_alarm` is fail."""
     latest = run.journal.value(run.run_id, RunValue.WATCH_LATEST.of(ITERATION))
-    if run.config.watch.on_alarm == "warn" or latest is None or latest["state"] != "alarm":
-        return ""
-    still = any(w.key == latest["key"] and w.alarms for w in kept_windows(run, ITERATION))
-    return str(latest["reason"]) if still else ""
+    if watch_config(run.config).on_alarm == "warn" or latest is None or latest["state"] != "alarm":
+        return []
+    if not any(w.key == latest["key"] and w.alarms for w in kept_windows(run, ITERATION)):
+        return []
+    return [
+        f"the last iteration raised an alarm (watch.on_alarm: fail): {latest['reason']}. Look at the report, then accept it (troupe "
+        "watch --accept REASON) or trigger the DAG with `force`"
+    ]
 
 
 def check_metrics(check: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -139,13 +143,24 @@ def send_check(run: Run, check: Mapping[str, Any]) -> None:
     send(check_points(run.run_id, check), key=f"watch/{run.run_id}/{check['key']}")
 
 
+def check_points(run_id: str, check: Mapping[str, Any]) -> list[Point]:
+    """The points of a check of figures: each figure, and whether it raises an alarm."""
+    points: list[Point] = []
+    for source, figures in check["sources"].items():
+        for figure, judged in figures.items():
+            tags = {"run": run_id, "source": source, "figure": figure}
+            points.append(("troupe_episode_metrics", judged["now"], tags))
+            points.append(("troupe_alarm", float(judged["state"] == "alarm"), tags))
+    return points
+
+
 def check_summary(check: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a check that goes to whoever follows its job; the journal keeps all of it."""
     return {name: check[name] for name in ("state", "reason", "alarms", "judged", "learning", "waiting")}
 
 
 def _checked(run: Run, source: str, window: Window, windows: Mapping[str, Window]) -> list[CheckedFigure]:
-    config = run.config.watch
+    config = watch_config(run.config)
     alpha = (1 - config.confidence) / max(1, sum(num_figures(w) for w in windows.values()))
     earlier = [w for w in kept_windows(run, source) if w.key != window.key and w.at <= window.at]
     return check_window(window, earlier, alpha=alpha, config=config, figures=run.figures)
@@ -160,7 +175,7 @@ def _keep(run: Run, source: str, window: Window) -> None:
     stored = (run.journal.value(run.run_id, name) or {}).get("windows", [])
     others = [data for data in stored if data["key"] != window.key]
     windows = sorted([*others, window.to_json()], key=lambda data: float(data["at"]))
-    history = run.config.watch.history
+    history = watch_config(run.config).history
     usual, alarming = ([data for data in windows if bool(data["alarms"]) == alarms] for alarms in (False, True))
     latest = sorted([*usual[-history:], *alarming[-history:]], key=lambda data: float(data["at"]))
     run.journal.put_value(run.run_id, name, {"windows": latest})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.figures.checks import deviation
-from pipelines.monitoring.training_warnings import all_warnings, latest_warnings
+from pipelines.report.training_warnings import all_warnings, latest_warnings
 
 pytestmark = pytest.mark.fast
 

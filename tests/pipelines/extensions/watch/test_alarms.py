@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from records import MakeTrace
 
-from pipelines.config.sections import WatchConfig, WatchFloorsConfig
+from pipelines.config.run_config import load_config
+from pipelines.extensions.watch.alarms import CheckedFigure, check_window, num_figures
+from pipelines.extensions.watch.config import WatchConfig, WatchFloorsConfig, watch_config
+from pipelines.extensions.watch.drift import Sketch
+from pipelines.extensions.watch.episode_metrics import Estimate, Window, estimate_of, window_of
+from pipelines.figures.figure import Figure
 from pipelines.figures.registry import FIGURES
-from pipelines.monitoring.alarms import CheckedFigure, check_window, num_figures
-from pipelines.monitoring.drift import Sketch
-from pipelines.monitoring.episode_metrics import Estimate, Window, estimate_of
+from serve_apps.gateway.traffic.figures import NAMES
 
 pytestmark = pytest.mark.fast
 
+DEMO = Path(__file__).parents[4] / "infra" / "runs" / "demo.yaml"
 CONFIG = WatchConfig()
 BARE = WatchConfig(floors=WatchFloorsConfig(**dict.fromkeys(WatchFloorsConfig.DEFAULTS, 0.0)))
 """Without floors, so that rates are those of the statistics alone."""
@@ -188,3 +194,39 @@ def test_prompts_alike_in_what_matters_are_no_alarm_however_many() -> None:
 def test_a_history_that_is_shorter_than_what_is_needed_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"watch\.history = 4 windows are kept, and watch\.min_history = 5"):
         WatchConfig(history=4)
+
+
+def test_floors_are_those_of_the_figures() -> None:
+    assert WatchFloorsConfig.DEFAULTS.keys() <= FIGURES.keys() and len(WatchFloorsConfig.DEFAULTS) == 17
+    assert set(NAMES) <= WatchFloorsConfig.DEFAULTS.keys(), "every window of the gateway is checked"
+    assert WatchFloorsConfig().model_dump()["input_drift"] == 0.2
+    with pytest.raises(ValueError, match=r"unknown key 'watch\.floors\.turn': did you mean 'turns'\?"):
+        load_config(DEMO, {"watch.floors": {"turn": 0.1}})
+
+
+def test_a_figure_of_ones_own_is_part_of_each_window_and_has_a_floor(make_trace: MakeTrace) -> None:
+    own = Figure(
+        name="politeness",
+        meaning="",
+        worse="lower",
+        changed="fewer answers say please",
+        of_episode=lambda trace: float("please" in trace.answer),
+        floor=0.1,
+    )
+    figures = {**FIGURES, "politeness": own}
+    keys = {"evaluate.figures": ["polite:politeness"], "watch.floors": {"politeness": 0.2}}
+    config = watch_config(load_config(DEMO, keys))
+    assert config.floors.of("politeness") == 0.2 and watch_config(load_config(DEMO)) == WatchConfig()
+    *history, now = [
+        window_of(
+            [make_trace(i, answer="42, please" if k < 5 else "42") for i in range(40)],
+            key=str(k),
+            at=k,
+            team_version=1,
+            figures=figures,
+            fixed_tasks="d",
+        )
+        for k in range(6)
+    ]
+    found = {c.figure: c for c in check_window(now, history, alpha=0.01, config=config, figures=figures)}
+    assert found["politeness"].state == "alarm" and "fewer answers say please: 0, 1 is" in found["politeness"].what

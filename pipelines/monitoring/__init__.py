@@ -1,1 +1,0 @@
-"""Figures of episodes over time: training warnings, drift and alarms on served teams."""
