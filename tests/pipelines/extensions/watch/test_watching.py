@@ -189,10 +189,9 @@ def test_the_gateways_sums_are_estimates() -> None:
 
 
 @pytest.fixture
-def watched(by_hand: tuple[Run, Any], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The run whose team answers 5 to everything, with a gateway that answers nothing by itself."""
+def watched(by_hand: tuple[Run, Any]) -> Run:
+    """The run whose team answers 5 to everything."""
     run, _ = by_hand
-    monkeypatch.setattr(served_windows, "gateway_answers", lambda run: [])
     run.journal.put_value("small", "champion", {"team_version": 7, "models": {}})
     return run
 
@@ -347,6 +346,7 @@ def test_a_replica_that_one_look_missed_is_not_counted_from_its_start(
 @pytest.fixture(autouse=True)
 def _nothing_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "connect", lambda address: None)
+    monkeypatch.setattr(served_windows, "gateway_answers", lambda run: [])
 
 
 def test_a_set_of_tasks_that_the_run_does_not_have_is_not_skipped(by_hand: tuple[Run, Played]) -> None:
