@@ -56,7 +56,7 @@ class ChainRun:
         self.traces.write_episodes([trace])
         return trace
 
-    def plays(self, specs: Sequence[EpisodeSpec], groups: Any, **_: Any) -> Iterator[dict[str, Any]]:
+    def plays(self, specs: Sequence[EpisodeSpec], *_: Any, **__: Any) -> Iterator[dict[str, Any]]:
         """Stands in for the collectors."""
         dice = random.Random(self.num_played)
         self.num_played += len(specs)
