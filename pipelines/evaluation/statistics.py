@@ -305,13 +305,11 @@ def _never_seen(n: int, confidence: float) -> float:
 
 
 def _clopper_pearson(num_won: int, num: int, *, confidence: float) -> tuple[float, float]:
-    """Exact interval of a binomial share; (0, 1) of nothing."""
-    from scipy.stats import beta
+    """Exact interval of a binomial share."""
+    from scipy.stats import binomtest
 
-    alpha = 1 - confidence
-    low = float(beta.ppf(alpha / 2, num_won, num - num_won + 1)) if num_won else 0.0
-    high = float(beta.ppf(1 - alpha / 2, num_won + 1, num - num_won)) if num_won < num else 1.0
-    return low, high
+    found = binomtest(num_won, num).proportion_ci(confidence_level=confidence, method="exact")
+    return float(found.low), float(found.high)
 
 
 def interval_over_seeds(

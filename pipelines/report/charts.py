@@ -28,12 +28,12 @@ STAGE_COLORS = {
 WORK_STAGES = ("collect", "evaluate", "train")
 """Sampling (evaluation included) and training; the rest of an iteration is overhead."""
 TRAIN_PANELS = (
-    ("KL of the update", ("kl_k3", "kl_k1", "kl")),
-    ("Entropy", ("entropy",)),
-    ("Logprob gap between trainer and engine (mean)", ("logprob_gap_mean", "gap_mean", "logprob_gap", "mean_abs")),
-    ("Gradient norm", ("grad_norm",)),
+    ("KL of the update", "kl_k3"),
+    ("Entropy", "entropy"),
+    ("Logprob gap between trainer and engine (mean)", "logprob_gap_mean"),
+    ("Gradient norm", "grad_norm"),
 )
-"""Title and metric names (the first that a run has is drawn) of the charts that are always open."""
+"""Title and metric of the charts that are always open."""
 
 AGENT_PANELS = (
     ("Ratio to the old policy (mean)", "ratio"),
@@ -70,22 +70,22 @@ class Figure:
 def learning(rows: Sequence[Row]) -> list[Figure]:
     """Returns the charts of reward and of valid format per agent."""
     agents = _Lines(rows, "agents")
-    reward = agents.chart("Reward", ("reward",))
-    valid = agents.chart("Share of turns with valid format", ("format",), {"yaxis": {"tickformat": ".0%"}})
+    reward = agents.chart("Reward", "reward")
+    valid = agents.chart("Share of turns with valid format", "format", {"yaxis": {"tickformat": ".0%"}})
     return [chart for chart in (reward, valid) if chart]
 
 
 def training(rows: Sequence[Row]) -> list[Figure]:
     """Returns the charts of `TRAIN_PANELS` that the run has, with a line per model group."""
     groups = _Lines(rows, "groups")
-    charts = [groups.chart(title, names, _small_numbers(title)) for title, names in TRAIN_PANELS]
+    charts = [groups.chart(title, name, _small_numbers(title)) for title, name in TRAIN_PANELS]
     return [chart for chart in charts if chart]
 
 
 def training_of_agents(rows: Sequence[Row]) -> list[Figure]:
     """Returns the charts of `AGENT_PANELS` that the run has, with a line per agent."""
     agents = _Lines(rows, "agents")
-    return [chart for title, name in AGENT_PANELS if (chart := agents.chart(title, (name,)))]
+    return [chart for title, name in AGENT_PANELS if (chart := agents.chart(title, name))]
 
 
 def choices(rows: Sequence[Row]) -> list[Figure]:
@@ -106,23 +106,23 @@ def choices(rows: Sequence[Row]) -> list[Figure]:
                 for row in rows
                 for figures in [_part(row, "agents").get(agent) or EMPTY]
             ]
-            charts.append(_Lines(by_option, "options").chart(f"{agent}: {title}", ("share",), SHARES))
+            charts.append(_Lines(by_option, "options").chart(f"{agent}: {title}", "share", SHARES))
     return [chart for chart in charts if chart]
 
 
 def other_metrics(rows: Sequence[Row]) -> list[Figure]:
     """Returns a chart of every metric that has none elsewhere: of model groups, of agents and of the whole iteration."""
-    shown = {name for _, names in TRAIN_PANELS for name in names}
+    shown = {name for _, name in TRAIN_PANELS}
     groups, agents = _Lines(rows, "groups"), _Lines(rows, "agents")
     names = dict.fromkeys(_bare(n) for row in rows for group in _part(row, "groups").values() for n in group)
-    charts = [groups.chart(name, (name,)) for name in names if name not in shown]
+    charts = [groups.chart(name, name) for name in names if name not in shown]
     per_agent = dict.fromkeys(n for row in rows for values in _part(row, "agents").values() for n in values)
     for name in per_agent:
         if name in ("reward", "format", *(panel for _, panel in AGENT_PANELS)) or name.startswith(CHOICES):
             continue
-        charts.append(agents.chart(f"{_bare(name)}, per agent", (_bare(name),)))
+        charts.append(agents.chart(f"{_bare(name)}, per agent", _bare(name)))
     whole = _Lines([{**row, "m": {"iteration": _part(row, "metrics")}} for row in rows], "m")
-    charts += [whole.chart(name, (name,)) for name in dict.fromkeys(n for row in rows for n in _part(row, "metrics"))]
+    charts += [whole.chart(name, name) for name in dict.fromkeys(n for row in rows for n in _part(row, "metrics"))]
     return [chart for chart in charts if chart]
 
 
@@ -172,7 +172,7 @@ def funnel(rows: Sequence[Row]) -> list[Figure]:
         for row in rows
     ]
     layout = {"yaxis": {"range": [0, 1.03], "tickformat": ".0%"}}
-    figure = _Lines(shares, "shares").chart("Share of calls that trained", ("trained",), layout)
+    figure = _Lines(shares, "shares").chart("Share of calls that trained", "trained", layout)
     return [figure] if figure else []
 
 
@@ -245,13 +245,9 @@ def overhead_share(row: Row) -> float | None:
     return max(0.0, 1.0 - sum(_part(row, "seconds").get(stage, 0.0) for stage in WORK_STAGES) / total)
 
 
-def first_metric(values: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    """Returns the value of the first of `names` that `values` has, with or without the prefix `train/`."""
-    for name in names:
-        for spelling in (f"train/{name}", name):
-            if spelling in values:
-                return _finite(values[spelling])
-    return None
+def metric(values: Mapping[str, Any], name: str) -> float | None:
+    """Returns a value, which of a model group has the prefix `train/`; None where there is no finite one."""
+    return _finite(values.get(f"train/{name}", values.get(name)))
 
 
 def _stage_seconds(row: Row) -> dict[str, float]:
@@ -270,11 +266,11 @@ class _Lines:
         keys = dict.fromkeys(key for row in rows for key in _part(row, part))
         self._values = {key: [_part(row, part).get(key) or EMPTY for row in rows] for key in keys}
 
-    def chart(self, title: str, names: Sequence[str], layout: Mapping[str, Any] = EMPTY) -> Figure | None:
-        """Draws the first of `names` that there is, with or without the prefix `train/`; None if there is no number at all."""
+    def chart(self, title: str, name: str, layout: Mapping[str, Any] = EMPTY) -> Figure | None:
+        """Draws a metric; None if there is no number at all."""
         data = []
         for index, (key, values) in enumerate(self._values.items()):
-            y = _numbers(values, names)
+            y = [metric(row, name) for row in values]
             is_drawn = [value is not None or is_whole for value, is_whole in zip(y, self._is_whole, strict=True)]
             y = list(compress(y, is_drawn))
             if any(v is not None for v in y):
@@ -296,17 +292,6 @@ class _Lines:
             layout = {"yaxis": {"rangemode": "tozero", **layout.get("yaxis", {})}}
         axes = {"xaxis": _iteration_axis(self._x), "showlegend": len(data) > 1}
         return Figure(title=title, data=data, layout={**axes, **dict(layout)})
-
-
-def _numbers(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[float | None]:
-    """Returns a number per row, None where it has none; a long run's page consists of tens of thousands of them."""
-    spellings = [spelling for name in names for spelling in (f"train/{name}", name)]
-    common = next((spelling for row in rows for spelling in spellings if spelling in row), "")
-    numbers = [row.get(common) for row in rows]
-    kinds = set(map(type, numbers)) - {type(None)}
-    if kinds <= {float, int} and isfinite(sum(number for number in numbers if number is not None)):
-        return [first_metric(row, names) if v is None else v for row, v in zip(rows, numbers, strict=True)]
-    return [first_metric(row, names) for row in rows]
 
 
 def _iteration_axis(iterations: Sequence[int]) -> dict[str, Any]:

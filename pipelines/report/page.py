@@ -16,37 +16,11 @@ from typing import TYPE_CHECKING, Any
 from pipelines.report import charts
 from pipelines.report.parts import Part
 from pipelines.report.training_warnings import TrainingWarning, all_warnings
-from stores.types import EpisodeRewards, Trace, Turn, TurnReward
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 FOLDER = Path(__file__).parent / "templates"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleEpisode:
-    """An episode to show: its trace and, if it was scored, its rewards."""
-
-    trace: Trace
-    rewards: EpisodeRewards | None = None
-    command: str = ""
-    """Shows the whole episode in a terminal."""
-
-    def reward_of(self, turn: Turn) -> TurnReward | None:
-        """The reward of one of its turns; None where it has none."""
-        rewards = self.rewards.rewards if self.rewards else ()
-        return next((reward for reward in rewards if reward.turn_index == turn.turn_index), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """One task, as two teams solved it."""
-
-    title: str
-    """Why it is shown."""
-    episodes: Mapping[str, ExampleEpisode]
-    """By what each team is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +45,6 @@ class ReportData:
     `warnings`: the warnings of `training_warnings.latest_warnings`, for the terminal
     Of a long run these are some of the iterations, see `summaries`.
     """
-    form: Mapping[str, Any] | None = None
-    """What form and substance have in the gain, see `form_of_gain`."""
     control: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """`before` and `after` -> one agent alone with the team's tokens, see `team_over_control`; empty: there is no control."""
     parts: Sequence[Part] = ()
@@ -87,7 +59,6 @@ class ReportData:
     """The latest warnings of the run; None: those of the iterations that are drawn."""
     num_warnings: int | None = None
     """How many there were in all."""
-    examples: Sequence[Example] = ()
     notes: Sequence[str] = ()
     """Sentences below the headline: what a reader must know to judge the numbers."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -144,7 +144,6 @@ class _Line:
 # ---- the table of an iteration
 
 _GROUP_NAMES = ("kl", "entropy", "logprob gap", "grad norm")
-_GAP_MAX = ("logprob_gap_max", "gap_max", "max_abs")
 
 
 def iteration_table(row: Mapping[str, Any]) -> Group:
@@ -182,9 +181,9 @@ def _caption(row: Mapping[str, Any]) -> str:
     lines = []
     for group, values in (row.get("groups") or {}).items():
         parts = []
-        for name, (_, names) in zip(_GROUP_NAMES, charts.TRAIN_PANELS, strict=True):
-            value = _number(charts.first_metric(values, names), ".3g")
-            gap_max = _number(charts.first_metric(values, _GAP_MAX), ".2g") if name == "logprob gap" else "–"
+        for name, (_, metric) in zip(_GROUP_NAMES, charts.TRAIN_PANELS, strict=True):
+            value = _number(charts.metric(values, metric), ".3g")
+            gap_max = _number(charts.metric(values, "logprob_gap_max"), ".2g") if name == "logprob gap" else "–"
             if value != "–":
                 parts.append(f"{name} {value}" + (f" (max {gap_max})" if gap_max != "–" else ""))
         lines.append(f"{group}: {', '.join(parts)}" if parts else f"{group}: not trained")

@@ -14,16 +14,14 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.cluster.observe import send_stage_points
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
-from pipelines.report.inspect import show_command
 from pipelines.report.parts import found_of, parts_of
 from pipelines.report.result import run_report
-from pipelines.report.samples import samples
 from pipelines.report.summaries import RECORD, SoFar, Summaries, iteration_summary
 from pipelines.report.summary import trained_agents
 from pipelines.run.run import Run, plain
@@ -184,7 +182,7 @@ def write_reports(run: Run, *, out: Path | None = None) -> Written:
 
     Args: out: the folder that they are written to; default that of the run. ValueError where nothing can be written to it.
     """
-    from pipelines.report.page import Example, ExampleEpisode, ReportData, render
+    from pipelines.report.page import ReportData, render
 
     summaries = Summaries(run)
     so_far = summaries.so_far()
@@ -193,18 +191,9 @@ def write_reports(run: Run, *, out: Path | None = None) -> Written:
     parts = parts_of(run, so_far.last)
     for part in parts:
         report |= part.values
-    chosen = samples(run, last=so_far.last)
-    report["samples"] = [asdict(sample) for sample in chosen]
-
-    def shown(episode_id: str) -> ExampleEpisode:
-        trace = run.traces.get_trace(episode_id, run_id=run.run_id)
-        command = show_command(run, episode_id)
-        return ExampleEpisode(trace=trace, rewards=rewards_for(run, trace), command=command)
-
     data = ReportData(
         run_id=run.run_id,
         headline={key: report[key] for key in ("before", "after", "delta", "delta_ci95")},
-        form=report["form"],
         control=report["control"],
         parts=parts,
         iterations=rows,
@@ -213,10 +202,6 @@ def write_reports(run: Run, *, out: Path | None = None) -> Written:
         total_seconds=so_far.seconds.get("total", 0.0),
         warnings=so_far.shown_warnings(),
         num_warnings=so_far.num_warnings,
-        examples=[
-            Example(title=one.title, episodes={name: shown(episode) for name, episode in one.episodes.items()})
-            for one in chosen
-        ],
         notes=_notes(run, so_far),
         facts=_facts(run, report),
     )

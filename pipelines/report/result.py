@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipelines.evaluation.form import form_of_gain
 from pipelines.evaluation.statistics import Families, Interval, Resampling, paired_interval
 from pipelines.report.summaries import SoFar
 from pipelines.report.summary import repeated_calls, wall_seconds
@@ -39,7 +38,6 @@ def run_report(run: Run, so_far: SoFar, rows: Sequence[Mapping[str, Any]]) -> di
         "after": _measured(after),
         "delta": delta.mean if delta else None,
         "delta_ci95": delta.ci95 if delta else None,
-        "form": form_of_gain(run),
         "control": {
             name: team_over_control(run, measured)
             for name, measured in (("before", before), ("after", after))

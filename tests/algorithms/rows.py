@@ -88,7 +88,7 @@ INFERRED: Changes = {
     "credit.path": "pipelines.extensions.inferred_credit.inferred:InferredReward",
     "credit.settings": {
         "inner": {
-            "path": "pipelines.examples.counting_house.credit:CountingHouseCredit",
+            "path": "tests.algorithms.counting_house.credit:CountingHouseCredit",
             "settings": {"pay": "outcome"},
         }
     },
@@ -209,7 +209,7 @@ COMPARISONS = {
     ),
     "credit": Comparison(
         name="credit",
-        config=ROOT / "infra" / "runs" / "counting_house.yaml",
+        config=ROOT / "tests" / "algorithms" / "counting_house" / "run.yaml",
         rows=CREDIT,
         measure_every=2,
         highlight="broadcast_grpo",

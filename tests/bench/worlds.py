@@ -15,14 +15,11 @@ from serve_apps.extensions.worlds.workers import WorldWorkers
 from tests.bench.figures import Figure
 
 NUM_STEPS, NUM_WORLDS = 4000, 16
-WORLDS: dict[str, dict[str, Any]] = {
-    "pipelines.examples.household.world:House": {"kind": "put"},
-    "pipelines.examples.shop.world:Shop": {},
-}
+WORLDS: dict[str, dict[str, Any]] = {"pipelines.examples.household.world:House": {"kind": "put"}}
 
 
 def measure(folder: Path) -> list[Figure]:
-    """Steps household and shop, in workers and bare."""
+    """Steps the household, in workers and bare."""
     return asyncio.run(_measured())
 
 

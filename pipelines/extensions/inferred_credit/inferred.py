@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtri
 
-from pipelines.credit.inner import PLACE, load_inner
 from pipelines.credit.rule import (
     Credit,
     CreditKind,
@@ -41,6 +40,7 @@ from pipelines.credit.rule import (
     worst_outcome,
 )
 from pipelines.extensions.inferred_credit.turn_values import beginnings, fit, logistic_regression, turn_features
+from pipelines.extensions.paper_credit.inner import PLACE, load_inner
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
 PART = "inferred"

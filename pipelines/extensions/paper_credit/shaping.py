@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.credit.inner import PLACE, load_inner
 from pipelines.credit.rule import (
     Credit,
     CreditKind,
@@ -24,6 +23,7 @@ from pipelines.credit.rule import (
     turn_reward,
     worst_outcome,
 )
+from pipelines.extensions.paper_credit.inner import PLACE, load_inner
 from pipelines.extensions.paper_credit.rounds import Rounds
 from stores.traces.conventions import rounds_in_time
 from stores.types import Trace, Turn, TurnReward

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from pipelines.extensions.samples.samples import outcomes_by_task
 from pipelines.report.inspect import ForeignText
-from pipelines.report.samples import outcomes_by_task
 from pipelines.run.run import Run
 from stores.traces.explanations import Explanation
 

@@ -14,9 +14,6 @@ from one_group import team_in_one_group
 from pipelines.credit.outcome import OutcomeShare
 from pipelines.credit.rule import CreditRule
 from pipelines.examples.arithmetic import tasks as arithmetic
-from pipelines.examples.counting_house import tasks as counting_house
-from pipelines.examples.counting_house.credit import CountingHouseCredit
-from pipelines.examples.counting_house.workflow import CountingHouse
 from pipelines.examples.made_up_facts import tasks as made_up_facts
 from pipelines.examples.small_functions import tasks as small_functions
 from pipelines.extensions.code_tasks.reflective_code import ReflectiveCode
@@ -34,6 +31,9 @@ from serve_apps.extensions.paper_workflows.pioneer_observer import PioneerObserv
 from serve_apps.extensions.paper_workflows.single_agent import SingleAgent
 from serve_apps.workflows.solver_verifier import SolverVerifier
 from stores.types import Task
+from tests.algorithms.counting_house import tasks as counting_house
+from tests.algorithms.counting_house.credit import CountingHouseCredit
+from tests.algorithms.counting_house.workflow import CountingHouse
 
 pytestmark = pytest.mark.test
 

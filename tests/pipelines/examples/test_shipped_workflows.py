@@ -34,7 +34,6 @@ def test_it_could_start(config: Path) -> None:
         "sandbox": "code",
         "program": "program",
         "environment home": "household",
-        "environment shop": "shop",
         "environment game": "nim",
         "environment repo": "repair",
     }

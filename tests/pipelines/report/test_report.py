@@ -13,15 +13,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipelines.credit.math_progress import MathProgress
-from pipelines.credit.rule import score_trace
 from pipelines.report.charts import choices, other_metrics, overhead_share, training, training_of_agents
-from pipelines.report.page import Example, ExampleEpisode, ReportData, render
+from pipelines.report.page import ReportData, render
 from pipelines.report.progress import iteration_table
 from pipelines.report.record import iteration_metrics
 from pipelines.report.summary import repeated_calls
 from pipelines.report.training_warnings import latest_warnings
-from stores.types import EpisodeStatus, FinishReason, Purpose, Sampling, Task, Trace, Turn
 
 pytestmark = pytest.mark.fast
 
@@ -102,65 +99,6 @@ def evaluation(k: int, progress: float) -> dict[str, Any]:
     }
 
 
-def episode(answers: tuple[str, str, str], *, version: int, broken: str = "") -> ExampleEpisode:
-    solver, refiner, finalizer = answers
-    texts = {
-        "solver": (f"<SOLUTION>6*8=48;7+48=55</SOLUTION><ANSWER>{solver}</ANSWER>", {"answer": solver}),
-        "verifier": ("<STATUS>incorrect</STATUS><FEEDBACK>multiply first</FEEDBACK>", {"status": "incorrect"}),
-        "refiner": (f"<REFINED_SOLUTION>..</REFINED_SOLUTION><ANSWER>{refiner}</ANSWER>", {"answer": refiner}),
-        "finalizer": (f"<FINAL_ANSWER>{finalizer}</FINAL_ANSWER>{broken}", {"final_answer": finalizer, "note": broken}),
-    }
-    turns = tuple(
-        Turn(
-            turn_index=i,
-            agent=agent,
-            model_group=GROUP_OF[agent],
-            policy_version=version,
-            round_index=0,
-            parents=(i - 1,) if i else (),
-            prompt_text=f"Solve the problem step by step.\nProblem: 7+6*8\n{broken}",
-            completion_text=text,
-            prompt_token_ids=(1,) * 40,
-            completion_token_ids=(2,) * 25,
-            rollout_logprobs=(-0.1,) * 25,
-            sampling=Sampling(max_tokens=64),
-            seed=i,
-            finish_reason=FinishReason.STOP,
-            is_format_ok=not (broken and agent == "finalizer"),
-            format_fault=f"text outside the tags: {broken[:20]!r}" if broken and agent == "finalizer" else "",
-            fields=fields,
-            start_s=0.1 * i,
-            duration_s=0.1,
-        )
-        for i, (agent, (text, fields)) in enumerate(texts.items())
-    )
-    trace = Trace(
-        episode_id=f"{version:032x}",
-        run_id="demo",
-        iteration=version,
-        purpose=Purpose.TEST,
-        team_key="k",
-        workflow="math_chain",
-        task=Task(task_id="t", prompt="7+6*8", answers=("55",)),
-        group_id="g",
-        episode_index=0,
-        variant="",
-        seed=0,
-        status=EpisodeStatus.OK,
-        stop_reason="finished",
-        error="",
-        answer=finalizer,
-        outcome_metadata={},
-        policy_versions={"solver_verifier": version, "refiner_finalizer": version},
-        is_version_mixed=False,
-        turns=turns,
-        tool_calls=(),
-        started_at=0.0,
-        duration_s=0.4,
-    )
-    return ExampleEpisode(trace=trace, rewards=score_trace(MathProgress(), trace, version="v"))
-
-
 def sample_report(num_iterations: int = 12) -> ReportData:
     headline = {
         "before": {"accuracy": 0.371, "ci95": [0.312, 0.430], "num_tasks": 256},
@@ -168,20 +106,10 @@ def sample_report(num_iterations: int = 12) -> ReportData:
         "delta": 0.492,
         "delta_ci95": [0.426, 0.559],
     }
-    before = episode(("104", "55", "104"), version=0, broken=EVIL)
     return ReportData(
         run_id="demo",
         headline=headline,
         iterations=[iteration_row(k) for k in range(1, num_iterations + 1)],
-        examples=[
-            Example(
-                title="better than before training",
-                episodes={
-                    "before training": replace(before, command="troupe show 000000000000 --run demo"),
-                    "after training": episode(("104", "55", "55"), version=12),
-                },
-            )
-        ],
         notes=["The models are tiny and were warm-started on demonstrations of mixed quality."],
         facts={"workflow": "serve_apps.workflows.math_chain:MathChain", "seed": 0, "evil <b>": EVIL},
     )
@@ -223,7 +151,6 @@ def test_the_report_loads_nothing_and_runs_only_its_own_scripts() -> None:
         tag for tag, attrs in page.tags if tag in ("img", "link", "iframe") or "src" in attrs or "href" in attrs
     ]
     assert sum(tag == "script" and "type" not in attrs for tag, attrs in page.tags) == 2, "Plotly and the page's own"
-    assert EVIL in page.text, "what a model wrote is shown as it wrote it"
 
 
 def test_names_and_prompts_are_escaped_wherever_they_stand() -> None:
@@ -231,28 +158,14 @@ def test_names_and_prompts_are_escaped_wherever_they_stand() -> None:
     row = iteration_row(1)
     row["agents"][EVIL] = row["agents"]["solver"]
     row["funnel"][EVIL] = row["funnel"]["solver"]
-    example = data.examples[0].episodes["before training"]
-    task = replace(example.trace.task, prompt=EVIL, answers=(EVIL,))
-    turns = tuple(replace(turn, agent=EVIL, fields={EVIL: EVIL}) for turn in example.trace.turns)
-    changed = replace(example, trace=replace(example.trace, task=task, turns=turns, answer=EVIL, error=EVIL))
-    html = render(
-        replace(
-            data, run_id=EVIL, iterations=[row], examples=[Example(title=EVIL, episodes={EVIL: changed})], notes=[EVIL]
-        )
-    )
+    html = render(replace(data, run_id=EVIL, iterations=[row], notes=[EVIL]))
     assert "<script>alert" not in html and "<img" not in html
-    assert read(html).text.count(EVIL) > 20, "what was written is shown as it was written"
-
-
-def test_an_episode_stands_with_the_command_that_shows_it_and_why_it_was_chosen() -> None:
-    text = read(render(sample_report())).text
-    assert "troupe show 000000000000 --run demo" in text and "better than before training" in text
-    assert "Before training" in text and "task t" in text
+    assert read(html).text.count(EVIL) > 4, "what was written is shown as it was written"
 
 
 def test_the_report_shows_every_part() -> None:
     page = read(render(sample_report()))
-    for part in ("37.1", "86.3", "+49.2", "inconclusive", "refiner_finalizer", "credit +1.00", "multiply first"):
+    for part in ("37.1", "86.3", "+49.2", "inconclusive", "refiner_finalizer"):
         assert part in page.text or part in json.dumps(page.figures), part
     lines = {trace["name"] for figure in page.figures for trace in figure["data"]}
     assert lines >= {"solver", "finalizer", "solver_verifier", "candidate", "champion", "collect", "between stages"}
@@ -298,7 +211,7 @@ def test_missing_parts_and_numbers_are_left_out_never_drawn_as_zero() -> None:
     row = iteration_row(1)
     row["agents"]["solver"]["reward"] = float("nan")
     bare = {"iteration": 2, "metrics": {}, "agents": {}, "groups": {}, "funnel": {}, "seconds": {}, "evaluation": None}
-    page = read(render(replace(sample_report(), headline={}, iterations=[row, bare], examples=[])))
+    page = read(render(replace(sample_report(), headline={}, iterations=[row, bare])))
     reward = {line["name"]: line["y"] for line in page.figures[0]["data"]}
     assert "solver" not in reward
     assert reward["verifier"][1] is None

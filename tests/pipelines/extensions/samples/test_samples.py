@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.report import samples as samples_module
-from pipelines.report.samples import choose
+from pipelines.extensions.samples import samples as samples_module
+from pipelines.extensions.samples.samples import choose
 from stores.journal.stage_results import Evaluated
 
 pytestmark = pytest.mark.fast

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.credit.rule import Credit, CreditKind, turn_reward
-from pipelines.examples.counting_house.workflow import KEEP, MAX_TRIES, read_count
 from stores.types import Trace, Turn
+from tests.algorithms.counting_house.workflow import KEEP, MAX_TRIES, read_count
 
 PAYS = ("outcome", "own", "progress")
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from records import MakeTrace, make_trace  # noqa: F401  # a fixture
 
-from pipelines.examples.counting_house.credit import CountingHouseCredit
-from pipelines.examples.counting_house.tasks import generate, split_of
-from pipelines.examples.counting_house.workflow import read_count
 from stores.types import Trace
+from tests.algorithms.counting_house.credit import CountingHouseCredit
+from tests.algorithms.counting_house.tasks import generate, split_of
+from tests.algorithms.counting_house.workflow import read_count
 
 pytestmark = pytest.mark.fast
 

@@ -17,14 +17,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipelines.evaluation.statistics import RESAMPLING, Interval, Resampling, by_family
+from pipelines.report.page import section
+from pipelines.report.parts import Part
 from pipelines.run.run import Run
 from stores.journal.stage_results import Measured
 from stores.types import EpisodeStatus, Trace
+
+TEMPLATE = Path(__file__).with_name("form.html.jinja")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,19 +157,22 @@ def _share(side: Mapping[str, Sequence[Judged]], tasks: Sequence[str], means: np
     )
 
 
-def form_of_gain(run: Run) -> dict[str, Any] | None:
-    """The split of `split_gain` as report.json has it; None before both measurements are there.
+def part(run: Run, last: int) -> Part:
+    """Returns the split as the report has it: `form` in report.json, null before both measurements are there.
 
     Keys: `before` and `after` (the fields of `FormShare`), `gain`, `form` and `substance` with their intervals. The episodes
     are those that count in the accuracy, scored by the run's present credit rule.
     """
     before, after = (run.iteration(number).find(Measured) for number in (0, run.config.iterations))
     if before is None or after is None:
-        return None
+        return Part(values={"form": None})
     split = split_gain(_judged(run, before), _judged(run, after), Resampling.of(run.config, after.families))
-    if split is None:
-        return None
-    return {
+    return Part(values={"form": None}) if split is None else part_of(split)
+
+
+def part_of(split: FormSplit) -> Part:
+    """Returns what the report says of a split."""
+    found: dict[str, Any] = {
         "method": "Kitagawa 1955",
         "before": asdict(split.before),
         "after": asdict(split.after),
@@ -172,6 +180,7 @@ def form_of_gain(run: Run) -> dict[str, Any] | None:
         **{name: part.mean for name, part in (("form", split.form), ("substance", split.substance))},
         **{f"{name}_ci95": part.ci95 for name, part in (("form", split.form), ("substance", split.substance))},
     }
+    return Part(html=section(TEMPLATE, form=found), is_result=True, values={"form": found})
 
 
 def _judged(run: Run, measured: Measured) -> dict[str, list[Judged]]:

@@ -1,0 +1,1 @@
+"""How a gain splits into form and substance."""

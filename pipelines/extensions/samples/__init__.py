@@ -1,0 +1,1 @@
+"""Episodes to look at, as two teams played them."""
