@@ -24,7 +24,7 @@ ONE_CALLER = {
         "train_loops.worker.trainer_supervisor",
     ),
     "a formula or a model": ("pipelines.evaluation.betting",),
-    "a protocol or a format": ("stores.journal.schema"),
+    "a protocol or a format": ("stores.journal.schema",),
     "the commands or routes of one subject": (
         "pipelines.cli.main",
         "pipelines.cli.new_team",
