@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import signal
@@ -159,32 +158,6 @@ def test_a_chat_on_a_real_engine_is_the_same_whole_and_streamed(served: Served, 
     assert greedy.choices[0].logprobs
     tokens = greedy.choices[0].logprobs.content or []
     assert all(token.logprob == token.top_logprobs[0].logprob for token in tokens), "the likeliest each time"
-
-
-VALUE = {
-    "type": "object",
-    "properties": {"value": {"type": "boolean"}},
-    "required": ["value"],
-    "additionalProperties": False,
-}
-ADD: Any = {"type": "function", "function": {"name": "add", "parameters": VALUE}}
-
-
-def test_forced_calls_and_forms_hold_on_a_real_engine(served: Served, client: openai.OpenAI) -> None:
-    ask: dict[str, Any] = {"model": "demo/group/g", "messages": HELLO, "seed": 7, "max_tokens": 300}
-    one = {"tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}
-    for stream in (False, True):
-        answer = client.chat.completions.create(**ask, **one, stream=stream)
-        calls = (
-            [call for c in answer for call in c.choices[0].delta.tool_calls or ()]
-            if stream
-            else answer.choices[0].message.tool_calls
-        )
-        (call,) = calls
-        assert call.function.name == "add" and json.loads(call.function.arguments)["value"] in (True, False)
-    form = {"type": "json_schema", "json_schema": {"name": "value", "schema": VALUE}}
-    typed = client.chat.completions.create(**ask, response_format=form)
-    assert json.loads(typed.choices[0].message.content or "")["value"] in (True, False)
 
 
 @pytest.mark.test
