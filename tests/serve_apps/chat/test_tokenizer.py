@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,20 +11,16 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
-from one_group import team_in_one_group
+from one_group import play, saying
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from serve_apps import Agent, Outcome, Tool, Workflow
 from serve_apps.chat.control_tokens import any_of
 from serve_apps.chat.text_stream import TextStream
 from serve_apps.chat.tokenizer import ChatTokenizer, stop_token_ids
-from serve_apps.config import EpisodeConfig
 from serve_apps.episode.recorder import Calls
-from serve_apps.episode.runner import run_episode
-from serve_apps.episode.team import AgentCall
-from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.program.conversations import Conversations
-from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Turn
+from stores.types import EpisodeStatus, Task, Turn
 from tests.small_tokenizers import FAMILIES, QWEN, build, byte_level, write
 
 pytestmark = pytest.mark.fast
@@ -390,19 +385,8 @@ def test_no_task_document_or_answer_of_another_agent_makes_a_control_token(
 ) -> None:
     def turns(hostile: str) -> tuple[Turn, ...]:
         chat = chats[family]
-
-        async def complete(call: AgentCall) -> Completion:
-            ids = [*chat.encode_completion(hostile), chat.eos_id]
-            return Completion(
-                token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0
-            )
-
-        team = team_in_one_group(Relay(), chat, max_model_len=4096, max_tokens=512)
         task = Task(task_id="t", prompt=hostile, answers=(), source="s")
-        spec = EpisodeSpec(
-            run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="t", task=task, episode_index=0, run_seed=0
-        )
-        trace = asyncio.run(run_episode(spec, team=team, complete=complete, limits=EpisodeConfig(max_attempts=1)))
+        trace = play(Relay(), saying(lambda call: hostile, chat), task=task, tokenizer=chat, max_tokens=512)
         assert trace.status is EpisodeStatus.OK, trace.error
         return trace.turns
 

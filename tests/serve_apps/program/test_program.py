@@ -8,7 +8,6 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import httpx
 import openai
 import psutil
 import pytest
-from one_group import team_in_one_group
+from one_group import saying, start
 from seen_spans import exported, spans_of
 
 from pipelines.credit.posted_score import PostedScore
@@ -26,13 +25,11 @@ from pipelines.run.scoring import per_agent
 from serve_apps.authoring.workflow import load_workflow
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.runner import run_episode
 from serve_apps.episode.team import AgentCall
-from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import PolicyCallError, RequestRefused
 from serve_apps.workflows.program import Program
 from stores.traces.rows import episode_table, traces_of
-from stores.types import Completion, EpisodeStatus, FinishReason, Purpose, Task, Trace
+from stores.types import Completion, EpisodeStatus, FinishReason, Task, Trace
 from tests.small_tokenizers import QWEN, build
 
 pytestmark = pytest.mark.test
@@ -71,20 +68,13 @@ def play(
             policy_version=3,
         )
 
-    team = team_in_one_group(program, tokenizer, max_model_len=max_model_len, max_tokens=0, version=3)
-    team = replace(team, sampling={name: agent.sampling for name, agent in program.agents.items()})
     task = Task(task_id="t1", prompt=prompt, answers=("55",), source="s", metadata={"level": 2})
     limits = EpisodeConfig(turn_timeout_s=timeout_s, episode_timeout_s=timeout_s, max_attempts=2)
-    trace = asyncio.run(run_episode(spec_of(task), team=team, complete=complete, limits=limits))
+    context = {"tokenizer": tokenizer, "max_model_len": max_model_len, "max_tokens": 200}
+    trace = asyncio.run(start(program, complete, task=task, limits=limits, **context))
     (stored,) = traces_of(episode_table([trace]).to_batches()[0])
     assert stored.outcome_metadata == trace.outcome_metadata and len(stored.turns) == len(trace.turns)
     return trace
-
-
-def spec_of(task: Task) -> EpisodeSpec:
-    return EpisodeSpec(
-        run_id="r", iteration=1, purpose=Purpose.TRAIN, team_key="t", task=task, episode_index=0, run_seed=5
-    )
 
 
 def by_turn(*texts: str) -> Callable[[AgentCall], str]:
@@ -712,17 +702,11 @@ def test_many_programs_play_side_by_side(tiny_model: Path, function: str) -> Non
     tokenizer = ChatTokenizer(tiny_model)
     program = Program(ONE, function=function)
 
-    async def complete(call: AgentCall) -> Completion:
-        await asyncio.sleep(0.001)
-        ids = tokenizer.encode_completion(call.task.task_id)
-        return Completion(token_ids=ids, logprobs=[0.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0)
-
-    team = team_in_one_group(program, tokenizer, max_model_len=1024, max_tokens=32)
+    complete = saying(lambda call: call.task.task_id, tokenizer)
 
     async def all_of_them() -> Sequence[Trace]:
-        specs = [spec_of(Task(task_id=f"task{i}", prompt=f"{i}", answers=())) for i in range(60)]
-        limits = EpisodeConfig()
-        return await asyncio.gather(*(run_episode(s, team=team, complete=complete, limits=limits) for s in specs))
+        tasks = [Task(task_id=f"task{i}", prompt=f"{i}", answers=()) for i in range(60)]
+        return await asyncio.gather(*(start(program, complete, task=t, tokenizer=tokenizer) for t in tasks))
 
     with exported() as memory:
         traces = asyncio.run(all_of_them())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_group import saying, start
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import (
     error_attributes,
@@ -29,7 +30,7 @@ from serve_apps.extensions.telemetry.spans import MAX_TEXT, messages
 from serve_apps.policy.client import PolicyCallError
 from serve_apps.spans import Served, process_spans
 from stores.types import EpisodeStatus, Task
-from tests.serve_apps.episode.test_runner import PAIR, Broken, play, start
+from tests.serve_apps.episode.test_runner import PAIR, Broken, play
 
 pytestmark = pytest.mark.fast
 
@@ -54,9 +55,9 @@ async def _wait() -> None:
     await asyncio.sleep(600)
 
 
-def test_an_episode_has_a_span_with_one_for_each_agent_model_call_and_tool(tiny_model: Path) -> None:
+def test_an_episode_has_a_span_with_one_for_each_agent_model_call_and_tool() -> None:
     with exported() as memory:
-        trace = play(PAIR, tiny_model, says)
+        trace = play(PAIR, says)
         spans = spans_of(memory)
     assert tree_of(spans) == PLAYED and len({span.trace_id for span in spans}) == 1
     workflow, _, call, tool, *_ = spans
@@ -97,10 +98,10 @@ def test_an_episode_has_a_span_with_one_for_each_agent_model_call_and_tool(tiny_
 
 
 @pytest.mark.parametrize("texts", [False, True])
-def test_texts_stand_in_spans_only_where_they_are_asked_for(tiny_model: Path, texts: bool) -> None:
+def test_texts_stand_in_spans_only_where_they_are_asked_for(texts: bool) -> None:
     workflow = Pair(Tool(_refuse, timeout_s=1))
     with exported(texts=texts) as memory:
-        trace = play(workflow, tiny_model, says)
+        trace = play(workflow, says)
         spans = spans_of(memory)
     assert trace.status is EpisodeStatus.TOOL_ERROR and SECRET in trace.error
     everything = repr(spans)
@@ -144,9 +145,9 @@ def test_long_texts_are_cut_to_their_ends(count: int) -> None:
     assert len(shown) < MAX_TEXT + 100 * count and shown.count("the end") == count
 
 
-def test_what_a_workflow_raises_is_a_failure_named_by_its_status(tiny_model: Path) -> None:
+def test_what_a_workflow_raises_is_a_failure_named_by_its_status() -> None:
     with exported() as memory:
-        trace = play(Broken(), tiny_model, says)
+        trace = play(Broken(), says)
         episode = spans_of(memory)[0]
     assert "no such field" in trace.error and "no such field" not in repr(episode)
     assert (episode.attributes["error.type"], episode.attributes["troupe.stop_reason"]) == (
@@ -155,7 +156,7 @@ def test_what_a_workflow_raises_is_a_failure_named_by_its_status(tiny_model: Pat
     )
 
 
-def test_each_attempt_of_an_episode_has_spans_of_its_own(tiny_model: Path) -> None:
+def test_each_attempt_of_an_episode_has_spans_of_its_own() -> None:
     left = ["fails"]
 
     def fails_once(call: AgentCall) -> str:
@@ -164,7 +165,7 @@ def test_each_attempt_of_an_episode_has_spans_of_its_own(tiny_model: Path) -> No
         return says(call)
 
     with exported() as memory:
-        trace = play(PAIR, tiny_model, fails_once)
+        trace = play(PAIR, fails_once)
         spans = spans_of(memory)
     assert trace.attempt == 2
     first, second = [span for span in spans if span.name == "invoke_workflow flow"]
@@ -174,7 +175,7 @@ def test_each_attempt_of_an_episode_has_spans_of_its_own(tiny_model: Path) -> No
     assert failed.attributes["error.type"] == "PolicyCallError" and "troupe.policy_version" not in failed.attributes
 
 
-def test_the_spans_of_an_episode_that_is_given_up_end_as_cancelled(tiny_model: Path) -> None:
+def test_the_spans_of_an_episode_that_is_given_up_end_as_cancelled() -> None:
     class Waits(Workflow):
         """Waits for a tool that never answers."""
 
@@ -188,7 +189,7 @@ def test_the_spans_of_an_episode_that_is_given_up_end_as_cancelled(tiny_model: P
     began = asyncio.Event()
 
     async def give_up() -> None:
-        episode = asyncio.ensure_future(start(Waits(), tiny_model, says))
+        episode = asyncio.ensure_future(start(Waits(), saying(says)))
         await began.wait()
         episode.cancel()
         await asyncio.wait({episode})
@@ -200,9 +201,9 @@ def test_the_spans_of_an_episode_that_is_given_up_end_as_cancelled(tiny_model: P
     assert {span.attributes["error.type"] for span in spans} == {"cancelled"}
 
 
-def test_episodes_side_by_side_have_traces_of_their_own(tiny_model: Path) -> None:
+def test_episodes_side_by_side_have_traces_of_their_own() -> None:
     async def both() -> None:
-        await asyncio.gather(*(start(PAIR, tiny_model, says, index=index) for index in range(2)))
+        await asyncio.gather(*(start(PAIR, saying(says), index=index) for index in range(2)))
 
     with exported() as memory:
         asyncio.run(both())
