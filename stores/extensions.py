@@ -61,6 +61,9 @@ class Extension:
     first extension that has one counts."""
     records: str = ""
     """`found(run: Run, iteration: int, *, at: float) -> pipelines.report.parts.Found` of an iteration when it is recorded."""
+    episodes: str = ""
+    """`show(tracker: RunTracker, mlflow_run: str, episodes)`, which shows some episodes of an iteration, each with its rewards or None,
+    beside the figures of the iteration's MLflow run. It may be called again with the same ones."""
     reports: str = ""
     """`part(run: Run, last: int) -> pipelines.report.parts.Part | None` of a report, as far as iteration `last`."""
     shows: str = ""

@@ -27,17 +27,17 @@ from pipelines.report.summary import trained_agents
 from pipelines.run.run import Run, plain
 from pipelines.run.scoring import rewards_for
 from pipelines.stages.table import STAGES
+from stores.extensions import hooks
 from stores.files import write_file
 from stores.journal.journal import DONE
 from stores.logs import bound
-from stores.types import Trace
 
 STAGE = RECORD
 REPORT, PAGE = "report.json", "report.html"
 UPLOAD_EVERY = 10
 """The page goes into MLflow with the first iterations, then with each tenth, and at the end of the run; report.json always."""
 NUM_TRACES = 8
-"""Traces of an iteration that go into MLflow's trace view; LanceDB has them all."""
+"""Traces of an iteration that extensions may show beside its figures; LanceDB has them all."""
 
 
 def record(run: Run, iteration: int) -> dict[str, Any]:
@@ -126,10 +126,10 @@ def _record(run: Run, iteration: int) -> dict[str, Any]:
         iteration,
         metrics=metrics,
         tags=tags,
-        episodes=[(trace, rewards_for(run, trace)) for trace in _sample(run, iteration)],
         started_at=min(row.started_at for row in rows),
         ended_at=ended_at,
     )
+    _show_episodes(run, iteration, shown.mlflow_run_id)
     paths = write_reports(run).paths
     run.tracker.log_file(paths[REPORT])
     if iteration <= UPLOAD_EVERY or iteration % UPLOAD_EVERY == 0:
@@ -173,8 +173,12 @@ def _tags(summary: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, str
     return tags | {"mlflow.note.content": as_markdown(links)} if links else tags
 
 
-def _sample(run: Run, iteration: int) -> list[Trace]:
-    return run.traces.find_traces(run_id=run.run_id, iteration=iteration, variant="", limit=NUM_TRACES)
+def _show_episodes(run: Run, iteration: int, mlflow_run: str) -> None:
+    if shows := hooks("episodes"):
+        traces = run.traces.find_traces(run_id=run.run_id, iteration=iteration, variant="", limit=NUM_TRACES)
+        episodes = [(trace, rewards_for(run, trace)) for trace in traces]
+        for show in shows.values():
+            show(run.tracker, mlflow_run, episodes)
 
 
 def write_reports(run: Run, *, out: Path | None = None) -> Written:

@@ -15,7 +15,7 @@ from pipelines.config.run_config import load_config
 from pipelines.report import record as record_module
 from pipelines.run.run import Run
 from pipelines.stages.score import score
-from stores.types import Purpose
+from stores.types import EpisodeRewards, Purpose, Trace
 
 pytestmark = pytest.mark.test
 
@@ -31,9 +31,10 @@ class Logged:
 
 @dataclass
 class FakeTracker:
-    """Notes the names of the files that it is given."""
+    """Notes the names of the files that it is given, and the episodes that an extension shows."""
 
     files: list[str] = field(default_factory=list)
+    episodes: list[tuple[str, int, float]] = field(default_factory=list)
 
     def start(self, **about: Any) -> None:
         pass
@@ -49,6 +50,11 @@ class FakeTracker:
 
     def finish(self, status: str) -> None:
         pass
+
+
+def note(tracker: FakeTracker, mlflow_run: str, episodes: list[tuple[Trace, EpisodeRewards]]) -> None:
+    """What an extension shows of an iteration."""
+    tracker.episodes += [(mlflow_run, trace.iteration, rewards.outcome) for trace, rewards in episodes]
 
 
 def play(run: Run, iteration: int, make_trace: MakeTrace) -> None:
@@ -70,6 +76,7 @@ def test_the_page_goes_into_mlflow_with_the_first_iterations_then_every_so_often
     make_trace: MakeTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_module, "UPLOAD_EVERY", 2)
+    monkeypatch.setattr(record_module, "hooks", lambda kind: {"noted": note} if kind == "episodes" else {})
     run = Run(load_config(SMALL, {"storage.root": str(tmp_path), "iterations": 5}))
     run.begin()
     tracker = run.__dict__["tracker"] = FakeTracker()
@@ -81,6 +88,7 @@ def test_the_page_goes_into_mlflow_with_the_first_iterations_then_every_so_often
         assert page.is_file() and "report.json" in tracker.files, "both are written each time"
         with_page += [iteration] if "report.html" in tracker.files else []
     assert with_page == [1, 2, 4]
+    assert tracker.episodes == [("m", iteration, 1.0) for iteration in range(1, 6) for _ in range(2)]
     tracker.files.clear()
     record_module.finish_parent(run)
     assert {"report.html", "report.json"} <= set(tracker.files)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from records import build_rewards, build_trace
 
 from stores.files import read_file, write_file
 from stores.registry.tracking import RunTracker
-from stores.types import EpisodeStatus
 
 pytestmark = pytest.mark.test
 
@@ -44,7 +42,6 @@ def test_an_iteration_is_a_run_under_its_parent_and_is_shown_once(
                 iteration,
                 metrics={"reward": iteration / 2, "train/kl": float("nan")},
                 tags={"troupe.link.dag_run": "http://airflow.example/7"},
-                episodes=[(build_trace(run_id="nested", iteration=iteration), None)],
                 started_at=1000.0 * iteration,
                 ended_at=1000.0 * iteration + 60,
             )
@@ -66,8 +63,6 @@ def test_an_iteration_is_a_run_under_its_parent_and_is_shown_once(
     assert [len(client.get_metric_history(first, name)) for name in ("reward", "train/kl")] == [1, 1]
     children = client.search_runs([child.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent}'")
     assert len(children) == 2
-    traces = client.search_traces(locations=[child.info.experiment_id], run_id=first, include_spans=False)
-    assert len(traces) == 1
 
 
 def test_files_of_a_run_lie_under_the_artifact_root(mlflow_place: tuple[str, str], tmp_path: Path) -> None:
@@ -79,45 +74,6 @@ def test_files_of_a_run_lie_under_the_artifact_root(mlflow_place: tuple[str, str
     tracker.log_file(shown)
     with pytest.raises(ValueError, match=r"absent.json does not exist"):
         tracker.log_file(f"{tmp_path}/absent.json")
-
-
-def test_an_episode_shows_its_turns_tools_times_and_credit(mlflow_place: tuple[str, str]) -> None:
-    tracker = RunTracker(*mlflow_place, "shown")
-    trace = build_trace(0, run_id="shown")
-    assert tracker.log_traces([(trace, build_rewards(trace, outcome=0.5))]) == 1
-    assert tracker.log_traces([(trace, build_rewards(trace, outcome=0.5))]) == 0
-    (shown,) = tracker._client.search_traces(
-        locations=[tracker._open()[0]], filter_string=f"tags.episode_id = '{trace.episode_id}'"
-    )
-    assert shown.info.trace_metadata["mlflow.sourceRun"] == tracker.mlflow_run_id
-    assert (shown.info.tags["run"], shown.info.tags["iteration"], shown.info.tags["status"]) == ("shown", "3", "ok")
-    assert {a.name: a.value for a in shown.info.assessments} == {"outcome": 0.5, "reward": pytest.approx(0.8)}
-    spans = sorted(shown.data.spans, key=lambda s: (s.parent_id is not None, s.start_time_ns))
-    assert [s.span_type for s in spans] == ["AGENT", "LLM", "TOOL", "LLM"]
-    by_name = {s.name: s for s in shown.data.spans}
-    turn = trace.turns[1]
-    span = by_name["verifier"]
-    assert (span.inputs, span.outputs) == (turn.prompt_text, turn.completion_text)
-    assert (span.attributes["model_group"], span.attributes["policy_version"]) == ("large", 4)
-    assert span.attributes["credit"] == pytest.approx(0.4)
-    assert span.attributes["mlflow.chat.tokenUsage"]["output_tokens"] == len(turn.completion_token_ids)
-    assert (span.end_time_ns - span.start_time_ns) / 1e9 == pytest.approx(turn.duration_s)
-    assert span.start_time_ns / 1e9 == pytest.approx(trace.started_at + turn.start_s)
-    assert by_name["search"].inputs == {"query": "it's 2 + 3", "top": 3}
-    assert by_name["search"].parent_id == by_name[trace.workflow].span_id
-
-
-def test_failures_come_first_and_fill_at_most_half(mlflow_place: tuple[str, str]) -> None:
-    tracker = RunTracker(*mlflow_place, "chosen")
-    broken = {"status": EpisodeStatus.AGENT_ERROR, "error": "KeyError: 'x'", "turns": ()}
-    failed = [build_trace(i, run_id="chosen", **broken) for i in range(6)]
-    sound = [build_trace(i, run_id="chosen") for i in range(6, 16)]
-    assert tracker.log_traces([(t, None) for t in [*sound, *failed]], limit=8) == 8
-    shown = tracker._client.search_traces(locations=[tracker._open()[0]], filter_string="tags.run = 'chosen'")
-    statuses = [t.info.tags["status"] for t in shown]
-    assert (statuses.count("agent_error"), statuses.count("ok")) == (4, 4)
-    root = next(t for t in shown if t.info.tags["status"] == "agent_error").data.spans[0]
-    assert root.status.status_code.value == "ERROR" and "KeyError" in root.status.description
 
 
 def test_addresses_do_not_depend_on_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
