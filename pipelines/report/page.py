@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.report import charts
 from pipelines.report.parts import Part
-from pipelines.report.training_warnings import TrainingWarning, all_warnings
+from pipelines.report.training_warnings import TrainingWarning
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -51,13 +51,13 @@ class ReportData:
     """The sections of extensions."""
     extremes: Sequence[Mapping[str, Any]] = ()
     """Mappings of the same form that hold the highest and lowest values of lines of which not every iteration is drawn."""
-    num_iterations: int | None = None
-    """How many are finished; None: as many as are drawn."""
-    total_seconds: float | None = None
-    """Of all of them; None: of those that are drawn."""
-    warnings: Sequence[TrainingWarning] | None = None
-    """The latest warnings of the run; None: those of the iterations that are drawn."""
-    num_warnings: int | None = None
+    num_iterations: int = 0
+    """How many are finished, drawn or not."""
+    total_seconds: float = 0.0
+    """Of all of them."""
+    warnings: Sequence[TrainingWarning] = ()
+    """The latest warnings of the run."""
+    num_warnings: int = 0
     """How many there were in all."""
     notes: Sequence[str] = ()
     """Sentences below the headline: what a reader must know to judge the numbers."""
@@ -69,9 +69,6 @@ def render(data: ReportData) -> str:
     """Returns the page as HTML text."""
     rows = list(data.iterations)
     lines = sorted([*rows, *data.extremes], key=lambda row: row["iteration"])
-    warnings = all_warnings(rows) if data.warnings is None else data.warnings
-    total_seconds = sum(map(charts.total_seconds, rows)) if data.total_seconds is None else data.total_seconds
-    num_iterations = len(rows) if data.num_iterations is None else data.num_iterations
     from plotly.offline import get_plotlyjs
 
     texts = {kind: (FOLDER / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js")}
@@ -79,14 +76,12 @@ def render(data: ReportData) -> str:
         **texts,
         plotly_js=get_plotlyjs(),
         data=data,
-        num_iterations=num_iterations,
-        is_thinned=len(rows) < num_iterations,
-        total_seconds=total_seconds,
+        is_thinned=len(rows) < data.num_iterations,
         learning=charts.learning(lines),
         evaluated=(evaluated := [(row["iteration"], row["evaluation"]) for row in rows if row.get("evaluation")]),
         evaluation=[charts.evaluation(evaluated)] if evaluated else [],
-        warnings=sorted(warnings, key=lambda warning: -warning.iteration),
-        num_older_warnings=max((data.num_warnings or 0) - len(warnings), 0),
+        warnings=sorted(data.warnings, key=lambda warning: -warning.iteration),
+        num_older_warnings=max(data.num_warnings - len(data.warnings), 0),
         training=charts.training(lines),
         training_of_agents=charts.training_of_agents(lines),
         choices=charts.choices(lines),

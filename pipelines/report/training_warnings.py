@@ -93,17 +93,6 @@ def latest_warnings(rows: Sequence[Row]) -> list[TrainingWarning]:
     return sorted((w for w in warnings if w.iteration == last), key=lambda w: KINDS.index(w.kind))
 
 
-def all_warnings(rows: Sequence[Row]) -> list[TrainingWarning]:
-    """Returns the warnings of every iteration, each as it was seen then; a warning that stays is listed once."""
-    warnings: list[TrainingWarning] = []
-    before: set[str] = set()
-    for end in range(1, len(rows) + 1):
-        latest = latest_warnings(rows[:end])
-        warnings += [w for w in latest if w.key not in before]
-        before = {w.key for w in latest}
-    return warnings
-
-
 def _warning(figure: Figure, measured: Mapping[str, Series], where: str, outcome: Series) -> TrainingWarning | None:
     """Checks one figure of one model group or agent."""
     series, check = measured.get(figure.name, ()), figure.check

@@ -11,7 +11,6 @@ from records import MakeTrace, make_trace  # noqa: F401  # a fixture
 from stores.types import Trace
 from tests.algorithms.counting_house.credit import CountingHouseCredit
 from tests.algorithms.counting_house.tasks import generate, split_of
-from tests.algorithms.counting_house.workflow import read_count
 
 pytestmark = pytest.mark.fast
 
@@ -71,23 +70,6 @@ def test_progress_adds_up_to_the_outcome_less_one(make_trace: Any) -> None:  # n
     assert pays(trace, "progress") == [-1, 0, 0, 1]
 
 
-def test_another_way_to_pay_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"credit\.settings.pay: 'all' is not known: one of outcome, own, progress"):
-        CountingHouseCredit("all")
-
-
-def test_a_count_is_a_number_of_two_digits_at_most() -> None:
-    assert [read_count(text) for text in ("7", " 12 ", "123", "-1", "four", "", "²")] == [
-        7,
-        12,
-        None,
-        None,
-        None,
-        None,
-        None,
-    ]
-
-
 def test_tasks_count_the_good_coins_and_splits_share_none() -> None:
     tasks = {split: generate(seed=3, split=split, count=120) for split in ("train", "gate", "test")}
     for split, found in tasks.items():
@@ -99,10 +81,3 @@ def test_tasks_count_the_good_coins_and_splits_share_none() -> None:
             assert split_of(piles) == split_of(piles[::-1]) == split
     assert generate(seed=3, split="test", count=120) == tasks["test"]
     assert generate(seed=4, split="test", count=120) != tasks["test"]
-
-
-def test_more_tasks_than_there_are_is_an_error_that_says_what_to_raise() -> None:
-    with pytest.raises(ValueError, match="raise `max_piles` or `max_coins`"):
-        generate(seed=0, split="test", count=50, min_piles=2, max_piles=2, max_coins=2)
-    with pytest.raises(ValueError, match="split 'dev' does not exist"):
-        generate(seed=0, split="dev", count=1)

@@ -130,12 +130,6 @@ def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
     assert "run config nowhere.yaml does not exist" in shown.stderr
 
 
-def test_validate_says_what_it_checked(tmp_path: Path) -> None:
-    done = troupe(tmp_path, "validate", DEMO)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "ok (2 model groups, 4 agents)" in done.stdout
-
-
 def test_a_dry_run_prints_config_and_plan_and_writes_nothing(tmp_path: Path) -> None:
     done = troupe(tmp_path, "train", DEMO, "--set", "iterations=3", "--dry-run")
     assert done.returncode == 0, done.stderr

@@ -71,68 +71,43 @@ def test_empty_answers_and_refusals_count_and_what_nobody_does_is_no_reason_to_d
 
 @pytest.mark.parametrize("apostrophe", "'’‘‛ʼ＇`´′")
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "is_one"),
     [
-        "I'm sorry, but I can't help with that.",
-        "I'M SORRY, BUT NO.",
-        "  \n**I can't help with that.**",
-        "_I can't help with that._",
-        "> I won't do this.",
-        "Sorry. I can't.",
-        "Unfortunately, I simply can't say.",
-        "<think>It is 42.</think>I'm truly sorry.",
+        ("I'm sorry, but I can't help with that.", True),
+        ("I'M SORRY, BUT NO.", True),
+        ("  \n**I can't help with that.**", True),
+        ("_I can't help with that._", True),
+        ("> I won't do this.", True),
+        ("Sorry. I can't.", True),
+        ("Unfortunately, I simply can't say.", True),
+        ("<think>It is 42.</think>I'm truly sorry.", True),
+        ("I cannot", True),
+        ("I can not say", True),
+        ("I am unable to", True),
+        ("I am not able to", True),
+        ("I am very sorry", True),
+        ("Ｉ ｃａｎｎｏｔ", True),
+        ("I\u00a0cannot", True),
+        ("I'm sorry for the inconvenience, but I can't help with that.", True),
+        ("Sorry to disappoint you, I am unable to say.", True),
+        ("I'm sorry for the confusion: it is 42.", False),
+        ("I am very sorry about my mistake. It is 42.", False),
+        ("Sorry for the wait, it is 42.", False),
+        ("I'm sorry to say that he died in 1990.", False),
+        ("I cannot stress enough that it is 42.", False),
+        ("I can't help but notice that it is 42.", False),
+        ("I can not only add but multiply: 42.", False),
+        *(
+            (text, False)
+            for text in ("*", "#", "I can", "I can test it", "It isn't 42", "Who is sorry?", "Wilma can't")
+        ),
+        ("<think>I can't say</think>42", False),
     ],
 )
-def test_a_refusal_is_one_however_it_is_typed(answer: str, apostrophe: str) -> None:
-    assert is_refusal(answer.replace("'", apostrophe))
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "I cannot",
-        "I can not say",
-        "I am unable to",
-        "I am not able to",
-        "I am very sorry",
-        "Ｉ ｃａｎｎｏｔ",
-        "I\u00a0cannot",
-    ],
-)
-def test_a_refusal_in_full_words_is_one(answer: str) -> None:
-    assert is_refusal(answer)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "I'm sorry for the confusion: it is 42.",
-        "I am very sorry about my mistake. It is 42.",
-        "Sorry for the wait, it is 42.",
-        "I'm sorry to say that he died in 1990.",
-        "I cannot stress enough that it is 42.",
-        "I can’t help but notice that it is 42.",
-        "I can not only add but multiply: 42.",
-    ],
-)
-def test_who_is_sorry_for_a_mistake_has_answered(answer: str) -> None:
-    assert not is_refusal(answer)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    ["I'm sorry for the inconvenience, but I can't help with that.", "Sorry to disappoint you, I am unable to say."],
-)
-def test_who_is_sorry_and_declines_has_refused(answer: str) -> None:
-    assert is_refusal(answer)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    ["*", "#", "I can", "I can test it", "It isn’t 42", "Who is sorry?", "Wilma can’t", "<think>I can’t say</think>42"],
-)
-def test_an_answer_is_no_refusal(answer: str) -> None:
-    assert not is_refusal(answer)
+def test_a_refusal_is_one_however_it_is_typed_and_who_is_sorry_for_a_mistake_has_answered(
+    answer: str, is_one: bool, apostrophe: str
+) -> None:
+    assert is_refusal(answer.replace("'", apostrophe)) == is_one
 
 
 def test_tools_that_the_champion_never_calls_have_no_ratio(make_trace: Make) -> None:

@@ -188,15 +188,14 @@ def test_a_candidate_that_is_missing_where_a_source_is_lost_does_not_hide_it() -
     assert decided.verdict == "reject" and "source 'b' loses" in decided.condition
 
 
-@settings(max_examples=15)
-@given(
-    st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=20, max_size=60),
-    st.sampled_from([s for s in EpisodeStatus if s not in SOUND]),
-    st.sampled_from([c for c in Cause if c]),
-)
-def test_moving_lost_episodes_to_any_failure_never_raises_the_lower_bound(
-    tasks: list[tuple[bool, bool, bool]], status: EpisodeStatus, cause: Cause
-) -> None:
+FAILURES = st.sampled_from([s for s in EpisodeStatus if s not in SOUND])
+CAUSES = st.sampled_from([c for c in Cause if c])
+Tasks = list[tuple[bool, bool, bool]]
+"""Of each task: whether the champion solves it, whether the candidate does, and whether it flees where it does not."""
+
+
+def sides(tasks: Tasks, status: EpisodeStatus, cause: Cause) -> tuple[list[Trace], list[Trace], list[Trace]]:
+    """The champion, the candidate, and the candidate that flees."""
     right, wrong = ENDS
     champion = copies([right if old else wrong for old, _, _ in tasks])
     candidate = copies([right if new else wrong for _, new, _ in tasks])
@@ -204,6 +203,19 @@ def test_moving_lost_episodes_to_any_failure_never_raises_the_lower_bound(
         replace(trace, status=status, cause=cause, answer="", turns=()) if is_moved and not new else trace
         for trace, (_, new, is_moved) in zip(candidate, tasks, strict=True)
     ]
+    return champion, candidate, moved
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=20, max_size=60),
+    FAILURES,
+    CAUSES,
+)
+def test_moving_lost_episodes_to_any_failure_never_raises_the_lower_bound(
+    tasks: Tasks, status: EpisodeStatus, cause: Cause
+) -> None:
+    champion, candidate, moved = sides(tasks, status, cause)
     for changes in ({}, {"evaluate.test": "mcnemar"}):
         before, _, honest = verdict(champion, candidate, **changes)
         after, _, bound = verdict(champion, moved, **changes)
@@ -242,22 +254,16 @@ FLEEING = [(i % 2 == 0, i % 2 == 1, True) for i in range(90)]
 @settings(max_examples=15)
 @given(
     st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=60, max_size=60),
-    st.sampled_from([s for s in EpisodeStatus if s not in SOUND]),
-    st.sampled_from([c for c in Cause if c]),
+    FAILURES,
+    CAUSES,
 )
 @example(BEATEN, EpisodeStatus.INFRA_ERROR, Cause.INFRASTRUCTURE)
 @example(FLEEING, EpisodeStatus.INFRA_ERROR, Cause.INFRASTRUCTURE)
 @example(FLEEING, EpisodeStatus.AGENT_ERROR, Cause.AUTHOR)
 def test_moving_lost_episodes_to_any_failure_raises_the_lower_bound_at_no_look(
-    tasks: list[tuple[bool, bool, bool]], status: EpisodeStatus, cause: Cause
+    tasks: Tasks, status: EpisodeStatus, cause: Cause
 ) -> None:
-    right, wrong = ENDS
-    champion = copies([right if old else wrong for old, _, _ in tasks])
-    candidate = copies([right if new else wrong for _, new, _ in tasks])
-    moved = [
-        replace(trace, status=status, cause=cause, answer="", turns=()) if is_moved and not new else trace
-        for trace, (_, new, is_moved) in zip(candidate, tasks, strict=True)
-    ]
+    champion, candidate, moved = sides(tasks, status, cause)
     before, honest = decided_in_looks(champion, candidate)
     after, bounds = decided_in_looks(champion, moved)
     assert all(bound <= low + 1e-9 for bound, low in zip(bounds, honest, strict=False))

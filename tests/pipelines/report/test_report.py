@@ -256,7 +256,7 @@ def collapsing_rows() -> list[dict[str, Any]]:
 
 def test_a_warning_is_in_the_page_and_in_the_terminal_with_what_to_try() -> None:
     rows = collapsing_rows()
-    page = read(render(ReportData(run_id="r", headline={}, iterations=rows)))
+    page = read(render(ReportData(run_id="r", headline={}, iterations=rows, warnings=latest_warnings(rows))))
     for part in ("hacking", "agent solver", "correlation -0.50", "a credit rule that pays what helps the team"):
         assert part in page.text, part
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.figures.checks import deviation
-from pipelines.report.training_warnings import all_warnings, latest_warnings
+from pipelines.report.training_warnings import latest_warnings
 
 pytestmark = pytest.mark.fast
 
@@ -120,11 +120,6 @@ def test_completions_that_grow_for_nothing_and_credit_against_the_outcome_are_ha
     against = [0.2, 0.1, 0.0, -0.1, -0.2, -0.3, -0.3, -0.4]
     assert kinds(history(agent={"credit_correlation": against})) == [("hacking", "agent a", "credit_correlation")]
     assert kinds(history(agent={"credit_correlation": [*against[:-1], 0.0]})) == []
-
-
-def test_a_warning_that_stays_is_told_once() -> None:
-    rows = history(agent={"credit_correlation": [-0.5] * 8})
-    assert [(s.key, s.iteration) for s in all_warnings(rows)] == [("hacking/agent/a/credit_correlation", 3)]
 
 
 def test_a_young_run_has_no_warnings() -> None:

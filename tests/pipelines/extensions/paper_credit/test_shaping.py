@@ -22,7 +22,7 @@ from pipelines.extensions.paper_credit.debate import DebateReward
 from pipelines.extensions.paper_credit.difference import DifferenceReward
 from pipelines.extensions.paper_credit.influence import InfluenceReward
 from pipelines.extensions.paper_credit.marti import HistoryShaping
-from pipelines.extensions.paper_credit.rounds import influence, shared_score
+from pipelines.extensions.paper_credit.rounds import influence
 from pipelines.extensions.paper_credit.score_rules import ScoreRules
 from pipelines.extensions.paper_credit.shared_sum import SharedSum
 from pipelines.extensions.paper_credit.team_reward import TeamReward
@@ -111,14 +111,6 @@ GOLDEN = [(1, 0), (0, 1), (1, 1)]
 def test_maporl_golden(horizon: Any, sharing: Any, a: list[float], b: list[float]) -> None:
     rule = ScoreRules(SAID, horizon=horizon, sharing=sharing)
     assert earned(rule, played(*GOLDEN)) == {"a": pytest.approx(a, abs=1e-6), "b": pytest.approx(b, abs=1e-6)}
-
-
-def test_maporl_counts_only_rounds_in_which_somebody_spoke() -> None:
-    rounds = [{"a": 1.0, "b": 0.0}, {"b": 1.0}]
-    assert shared_score(rounds, 0, "a", horizon="last", sharing="individual") == 1
-    assert shared_score(rounds, 0, "a", horizon="discounted_sum", sharing="individual") == 1
-    assert shared_score(rounds, 0, "a", horizon="discounted_sum", sharing="all") == 1
-    assert shared_score(rounds, 0, "b", horizon="discounted_sum", sharing="all") == pytest.approx(0.3 / 1.3)
 
 
 @pytest.mark.parametrize(
