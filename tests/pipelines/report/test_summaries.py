@@ -1,4 +1,4 @@
-"""Figures of iterations are computed once and kept; what is read of earlier iterations does not grow; earlier runs still work."""
+"""Figures of iterations are computed once and kept; what is read of earlier iterations does not grow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def record(run: Run, k: int) -> None:
 
 
 def forget(run: Run) -> None:
-    """Leaves what an earlier version of Troupe leaves."""
+    """Leaves nothing that was kept."""
     from stores.journal.schema import VALUES
 
     with run.journal._connect() as connection:
@@ -90,15 +90,6 @@ def test_a_kept_summary_is_what_was_computed(run: Run) -> None:
     forget(run)
     assert [iteration_summary(run, k) for k in range(1, 9)] == kept
     assert Summaries(run).so_far() == so_far
-
-
-def test_a_run_of_an_earlier_version_is_added_up_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for k in range(1, 5):
-        play(run, k)
-    forget(run)
-    assert sorted(set(computed_by(lambda: play(run, 5), monkeypatch))) == [1, 2, 3, 4, 5]
-    assert computed_by(lambda: play(run, 6), monkeypatch) == [6]
-    assert Summaries(run).so_far().num_iterations == 6
 
 
 def test_what_is_not_recorded_yet_is_shown_and_not_kept(run: Run) -> None:
