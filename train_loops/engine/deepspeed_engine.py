@@ -246,9 +246,8 @@ class Engine:
             self._deepspeed.offload_states(pin_memory=False)
         else:
             _move_states(self._optimizer, torch.device("cpu"))
-        move(
-            self.module, torch.device("cpu")
-        )  # what the optimizer does not hold: frozen weights, buffers, all at stage 0
+        # What the optimizer does not hold: frozen weights, buffers, all at stage 0.
+        move(self.module, torch.device("cpu"))
         return True
 
     def reload(self) -> None:

@@ -14,7 +14,6 @@ every worker takes the same decisions, and enters the same collectives in the sa
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -47,7 +46,7 @@ from train_loops.signal.mismatch import (
     off_policy,
 )
 from train_loops.signal.team_signal import TeamSignal
-from train_loops.worker.scoring import Rows, measured_on_probe, probe_rows, score_rows
+from train_loops.worker.scoring import Rows, measured_on_probe, score_rows
 from train_loops.worker.update import Update
 
 
@@ -235,9 +234,7 @@ def learn(
             )
             metrics, figures = update.run(seed=seed)
             if trains_policy:
-                learned.log_ratios = _measure_change(
-                    samples, layout, models, scored.scores["old"], metrics, figures, config=config
-                )
+                learned.log_ratios = update.measure_change(metrics, figures)
         is_trained = update.is_in_policy_step & rows.has_loss
         learned.metrics |= metrics | {"train/trained_rows": float(is_trained.sum())}
         _merge(agents, figures)
@@ -347,34 +344,6 @@ def trainable_rows(
         np.ones(len(samples), dtype=bool) if keep_mask is None else np.array([bool(np.any(x)) for x in keep_mask])
     )
     return TrainableRows(is_active=is_active, has_loss=(is_active | has_other_loss) & has_token, keep_mask=keep_mask)
-
-
-def _measure_change(
-    samples: Sequence[Sample],
-    layout: Layout,
-    models: Models,
-    old: Rows,
-    metrics: dict[str, float],
-    agents: dict[str, dict[str, float]],
-    *,
-    config: TrainConfig,
-) -> dict[str, float]:
-    """Adds KL(old || new) by k3 to the figures, over some rows; for HAPPO returns the log ratio of every episode."""
-    # The next group's M is a product over all tokens of an episode, so that HAPPO scores every row again.
-    scores_all = config.estimator.updates_in_turn
-    rows = list(range(len(samples))) if scores_all else probe_rows([len(s.token_ids) for s in samples])
-    new = score_rows(layout, models, rows=rows, names=["old"])["old"]
-    kl_of: dict[str, list[NDArray[np.floating]]] = defaultdict(list)
-    log_ratios: dict[str, float] = {}
-    for row, after in zip(rows, new, strict=True):
-        d = np.asarray(after, dtype=np.float64) - old[row]
-        kl_of[samples[row].agent].append(np.exp(np.clip(d, -20, 20)) - d - 1)
-        if scores_all:
-            episode = samples[row].episode_id
-            log_ratios[episode] = log_ratios.get(episode, 0.0) + float(d.sum())
-    metrics["train/kl_k3"] = float(np.concatenate([x for xs in kl_of.values() for x in xs]).mean())
-    _merge(agents, {agent: {"kl_k3": float(np.concatenate(xs).mean())} for agent, xs in kl_of.items()})
-    return log_ratios
 
 
 def _why_nothing(samples: Sequence[Sample], is_active: NDArray[np.bool_], *, config: TrainConfig) -> str:

@@ -26,7 +26,7 @@ from train_loops.rows.sharing import Chain
 from train_loops.signal.kl import kl_estimate
 from train_loops.signal.learning_signal import LearningSignal
 from train_loops.signal.losses import Denominators, aggregate, policy_loss, value_loss
-from train_loops.worker.scoring import Rows
+from train_loops.worker.scoring import Rows, probe_rows, score_rows
 
 MAX_SKIPPED_STEPS = 3
 """So many steps in a row whose loss or gradient is not finite end the job; so does a job without any other step."""
@@ -123,6 +123,26 @@ class Update:
             if not norms[name]:  # fewer steps than MAX_SKIPPED_STEPS, none of them made
                 raise self._diverged(f"every step of the {name} in this job ({num_steps})", last_norm[name], dealt)
         return self._figures(num_steps, num_skipped, norms)
+
+    def measure_change(self, metrics: dict[str, float], agents: dict[str, dict[str, float]]) -> dict[str, float]:
+        """Adds KL(old || new) by k3 to what `run` returned, over some rows; for HAPPO returns the log ratio of every episode."""
+        # The next group's M is a product over all tokens of an episode, so that HAPPO scores every row again.
+        scores_all = self.config.estimator.updates_in_turn
+        num_rows = len(self.samples)
+        rows = list(range(num_rows)) if scores_all else probe_rows([len(s.token_ids) for s in self.samples])
+        new = score_rows(self.layout, self.models, rows=rows, names=["old"])["old"]
+        kl_of: dict[str, list[NDArray[np.floating]]] = defaultdict(list)
+        log_ratios: dict[str, float] = {}
+        for row, after in zip(rows, new, strict=True):
+            d = np.asarray(after, dtype=np.float64) - self.scores["old"][row]
+            kl_of[self.samples[row].agent].append(np.exp(np.clip(d, -20, 20)) - d - 1)
+            if scores_all:
+                episode = self.samples[row].episode_id
+                log_ratios[episode] = log_ratios.get(episode, 0.0) + float(d.sum())
+        metrics["train/kl_k3"] = float(np.concatenate([x for xs in kl_of.values() for x in xs]).mean())
+        for agent, xs in kl_of.items():
+            agents[agent]["kl_k3"] = float(np.concatenate(xs).mean())
+        return log_ratios
 
     def _minibatches(self, *, seed: int) -> Iterator[tuple[list[list[Chain]], list[int], Denominators]]:
         """Yields this worker's microbatches of each minibatch, with the rows and the denominators of all workers."""
