@@ -20,76 +20,36 @@ KINDS = {
     "typed": "typed answer",
     "forced": "forced call",
 }
-ENVIRONMENTS: dict[str, dict[str, tuple[str, ...]]] = {
+_CELLS: dict[str, dict[str, str]] = {
     # environment: package: cells
     "openai3": {
-        "openai": (
-            "plain",
-            "tools",
-            "streaming",
-            "typed",
-            "forced",
-            "forced, named",
-            "plain, responses",
-            "streaming, responses",
-            "typed, responses",
-            "forced, responses",
-        ),
-        "openai-agents": ("plain", "tools", "streaming", "typed", "forced"),
-        "litellm": ("plain", "tools", "streaming", "typed", "forced", "plain, text completion"),
-        "langchain-openai": (
-            "plain",
-            "tools",
-            "streaming",
-            "typed",
-            "typed, function calling",
-            "typed, JSON mode",
-            "forced",
-            "forced, any",
-        ),
-        "langgraph": ("plain", "tools", "streaming", "typed"),
-        "haystack-ai": ("plain", "tools", "streaming", "typed", "forced"),
-        "pydantic-ai-slim": ("plain", "tools", "streaming", "typed", "typed, native", "typed, prompted", "forced"),
-        "smolagents": ("plain", "tools", "streaming", "typed", "forced"),
-        "autogen-agentchat": ("plain", "tools", "tools, reflected", "streaming", "typed", "forced"),
-        "dspy": ("plain", "tools", "streaming", "typed"),
+        "openai": "plain; tools; streaming; typed; forced; forced, named; plain, responses; streaming, responses; typed, responses; forced, responses",
+        "openai-agents": "plain; tools; streaming; typed; forced",
+        "litellm": "plain; tools; streaming; typed; forced; plain, text completion",
+        "langchain-openai": "plain; tools; streaming; typed; typed, function calling; typed, JSON mode; forced; forced, any",
+        "langgraph": "plain; tools; streaming; typed",
+        "haystack-ai": "plain; tools; streaming; typed; forced",
+        "pydantic-ai-slim": "plain; tools; streaming; typed; typed, native; typed, prompted; forced",
+        "smolagents": "plain; tools; streaming; typed; forced",
+        "autogen-agentchat": "plain; tools; tools, reflected; streaming; typed; forced",
+        "dspy": "plain; tools; streaming; typed",
     },
     "openai2": {
-        "crewai": ("plain", "tools", "streaming", "typed"),
-        "llama-index-llms-openai-like": ("plain", "tools", "streaming", "typed", "forced", "plain, text completion"),
+        "crewai": "plain; tools; streaming; typed",
+        "llama-index-llms-openai-like": "plain; tools; streaming; typed; forced; plain, text completion",
     },
-    "instructor": {"instructor": ("typed", "typed, streamed")},
+    "instructor": {
+        "instructor": "typed; typed, streamed",
+    },
     "node": {
-        "node:openai": (
-            "plain",
-            "tools",
-            "streaming",
-            "typed",
-            "forced",
-            "plain, responses",
-            "streaming, responses",
-        ),
-        "node:@ai-sdk/openai-compatible": (
-            "plain",
-            "tools",
-            "streaming",
-            "typed",
-            "typed, output",
-            "typed, streamed",
-            "forced",
-            "forced, named",
-        ),
-        "node:@ai-sdk/openai": (
-            "plain",
-            "tools",
-            "streaming",
-            "typed",
-            "typed, output",
-            "typed, streamed",
-            "forced",
-            "forced, named",
-        ),
+        "node:openai": "plain; tools; streaming; typed; forced; plain, responses; streaming, responses",
+        "node:@ai-sdk/openai-compatible": "plain; tools; streaming; typed; typed, output; typed, streamed; forced; forced, named",
+        "node:@ai-sdk/openai": "plain; tools; streaming; typed; typed, output; typed, streamed; forced; forced, named",
     },
+}
+ENVIRONMENTS = {
+    environment: {package: tuple(cells.split("; ")) for package, cells in packages.items()}
+    for environment, packages in _CELLS.items()
 }
 CELLS = {framework: cells for frameworks in ENVIRONMENTS.values() for framework, cells in frameworks.items()}
 ENVIRONMENT_OF = {framework: name for name, frameworks in ENVIRONMENTS.items() for framework in frameworks}
