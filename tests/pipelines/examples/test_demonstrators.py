@@ -29,7 +29,7 @@ from serve_apps.extensions.paper_workflows.hierarchical_search import Hierarchic
 from serve_apps.extensions.paper_workflows.iterative_search import IterativeSearch
 from serve_apps.extensions.paper_workflows.pioneer_observer import PioneerObserver
 from serve_apps.extensions.paper_workflows.single_agent import SingleAgent
-from serve_apps.workflows.solver_verifier import SolverVerifier
+from serve_apps.extensions.paper_workflows.solver_verifier import SolverVerifier
 from stores.types import Task
 from tests.algorithms.counting_house import tasks as counting_house
 from tests.algorithms.counting_house.credit import CountingHouseCredit

@@ -9,43 +9,13 @@ import pytest
 
 from serve_apps.authoring.agent import Agent, Tool, ToolError
 from serve_apps.authoring.workflow import Outcome, Workflow, together
-from serve_apps.workflows.solver_verifier import SolverVerifier
 from stores.types import EpisodeStatus, Task
-from tests.serve_apps.plays import agents_of, play
+from tests.serve_apps.plays import play
 
 pytestmark = pytest.mark.fast
 
 
 SUM = Task(task_id="t", prompt="2+3", answers=("5",))
-
-
-APPROVES = "<CRITIQUE>fine</CRITIQUE><VERDICT>approve</VERDICT>"
-REJECTS = "<CRITIQUE>add them</CRITIQUE><VERDICT>reject</VERDICT>"
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "spoke", "reason"),
-    [
-        ([APPROVES], ["solver", "verifier"], "approved"),
-        ([REJECTS, APPROVES], ["solver", "verifier"] * 2, "approved"),
-        ([REJECTS] * 2, [*["solver", "verifier"] * 2, "solver"], "last_round"),
-        (["no verdict"] * 2, [*["solver", "verifier"] * 2, "solver"], "last_round"),
-    ],
-)
-def test_solver_and_verifier_go_on_until_approved(verdicts: list[str], spoke: list[str], reason: str) -> None:
-    trace = play(
-        SolverVerifier(max_rounds=3),
-        SUM,
-        lambda agent, n, _: rf"steps \boxed{{{n}}}" if agent == "solver" else verdicts[n],
-    )
-    assert (agents_of(trace), trace.stop_reason) == (spoke, reason)
-    assert trace.answer == str(spoke.count("solver") - 1)
-    solvers = [t for t in trace.turns if t.agent == "solver"]
-    if len(solvers) > 1:
-        feedback = "add them" if REJECTS in verdicts else "reject"
-        assert f"Earlier answer: 0\nWhat the verifier said of it: {feedback}" in solvers[1].prompt_text
-        assert set(solvers[1].parents) == ({0, 1} if REJECTS in verdicts else {0})
-    assert [t.is_format_ok for t in trace.turns if t.agent == "verifier"] == ["VERDICT" in v for v in verdicts]
 
 
 def test_an_agent_that_fails_ends_the_calls_side_by_side() -> None:

@@ -71,7 +71,11 @@ STEPS = {
 CHAIN = "serve_apps.workflows.math_chain:MathChain"
 WORKFLOWS: Mapping[str, tuple[str, Mapping[str, object], Says]] = {
     "math_chain": (CHAIN, {}, chain),
-    "solver_verifier": ("serve_apps.workflows.solver_verifier:SolverVerifier", {"max_rounds": 2}, loop),
+    "solver_verifier": (
+        "serve_apps.extensions.paper_workflows.solver_verifier:SolverVerifier",
+        {"max_rounds": 2},
+        loop,
+    ),
     "orchestrated": (
         "serve_apps.extensions.orchestration.orchestrated:Orchestrated",
         {"team": {"path": CHAIN}, "steps": STEPS},

@@ -12,6 +12,7 @@ from serve_apps.extensions.paper_workflows.hierarchical_search import Hierarchic
 from serve_apps.extensions.paper_workflows.iterative_search import IterativeSearch, Plan
 from serve_apps.extensions.paper_workflows.pioneer_observer import PioneerObserver
 from serve_apps.extensions.paper_workflows.single_agent import SingleAgent
+from serve_apps.extensions.paper_workflows.solver_verifier import SolverVerifier
 from stores.traces.corpus import build_corpus
 from stores.types import EpisodeStatus, Task
 from tests.serve_apps.plays import agents_of, play
@@ -66,6 +67,35 @@ def test_a_debate_ends_where_all_agree_and_a_summarizer_may_decide() -> None:
     trace = play(Debate(num_agents=2, num_rounds=5, decide="summarizer"), SUM, say)
     assert agents_of(trace) == ["debater_0", "debater_1", "summarizer"]
     assert (trace.answer, trace.stop_reason) == ("5", "consensus")
+
+
+APPROVES = "<CRITIQUE>fine</CRITIQUE><VERDICT>approve</VERDICT>"
+REJECTS = "<CRITIQUE>add them</CRITIQUE><VERDICT>reject</VERDICT>"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "spoke", "reason"),
+    [
+        ([APPROVES], ["solver", "verifier"], "approved"),
+        ([REJECTS, APPROVES], ["solver", "verifier"] * 2, "approved"),
+        ([REJECTS] * 2, [*["solver", "verifier"] * 2, "solver"], "last_round"),
+        (["no verdict"] * 2, [*["solver", "verifier"] * 2, "solver"], "last_round"),
+    ],
+)
+def test_solver_and_verifier_go_on_until_approved(verdicts: list[str], spoke: list[str], reason: str) -> None:
+    trace = play(
+        SolverVerifier(max_rounds=3),
+        SUM,
+        lambda agent, n, _: rf"steps \boxed{{{n}}}" if agent == "solver" else verdicts[n],
+    )
+    assert (agents_of(trace), trace.stop_reason) == (spoke, reason)
+    assert trace.answer == str(spoke.count("solver") - 1)
+    solvers = [t for t in trace.turns if t.agent == "solver"]
+    if len(solvers) > 1:
+        feedback = "add them" if REJECTS in verdicts else "reject"
+        assert f"Earlier answer: 0\nWhat the verifier said of it: {feedback}" in solvers[1].prompt_text
+        assert set(solvers[1].parents) == ({0, 1} if REJECTS in verdicts else {0})
+    assert [t.is_format_ok for t in trace.turns if t.agent == "verifier"] == ["VERDICT" in v for v in verdicts]
 
 
 @pytest.fixture(scope="module")
