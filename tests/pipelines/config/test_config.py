@@ -69,12 +69,6 @@ def begun_from(folder: str) -> dict[str, Any]:
             r"kl_in_reward_estimator: k3 in the reward also pushes.*take k1",
         ),
         (
-            {"train.loss": {"kl_in_reward_estimator": "k2"}},
-            r"kl_in_reward_estimator: k2 in the reward also pushes.*take k1",
-        ),
-        ({"train.loss": {"kl_in_reward_estimator": "abs"}}, r"kl_in_reward_estimator: abs in the reward also.*take k1"),
-        ({"train.loss": {"kl_in_loss_estimator": "k4"}}, r"kl_in_loss_estimator: Input should be 'abs', 'k2' or 'k3'"),
-        (
             {"pool": "shared", "serve.gpus": 0.5},
             r"pool: shared, model group 'solver_verifier': serve\.gpus = 0\.5 and train\.gpus_per_worker = 0 share no GPU",
         ),
@@ -90,7 +84,6 @@ def begun_from(folder: str) -> dict[str, Any]:
             {"pool": "shared", "serve.gpus": 0.5, "train.gpus_per_worker": 0.5, "train.num_workers": 2},
             r"train\.num_workers = 2, but what is shared is one GPU",
         ),
-        ({"loop.max_lag": 3}, r"loop\.max_lag: .*less than or equal to 2 \(got 3\)"),
         (
             {"loop.max_lag": 1, "pool": "shared", "serve.gpus": 0.5, "train.gpus_per_worker": 0.5},
             r"loop\.max_lag = 1: with pool: shared the engines sleep .*pool: separate",
@@ -112,7 +105,6 @@ def begun_from(folder: str) -> dict[str, Any]:
             {"model_groups.solver_verifier.train": {"loss": {"clip_hihg": 1}}},
             r"model_groups\.solver_verifier\.train: unknown key 'loss\.clip_hihg': did you mean 'clip_high'\?",
         ),
-        ({"promote.deploy": ["canary"]}, r"promote\.deploy: Input should be"),
         (
             {"train.agents": {"solvr": {"weight": 2}}},
             r"train\.agents: 'solvr' is mapped to no model group: did you mean 'solver'\?",
@@ -145,16 +137,13 @@ def begun_from(folder: str) -> dict[str, Any]:
             },
             r"cost: collect\.variants of kind leave_one_out plays episodes whose outcomes are baselines",
         ),
-        ({"cost": {"at_most": 0}}, r"cost\.at_most: .*greater than 0 \(got 0\)"),
         (
             {"cost": {"at_most": 50, "prices": {"solver_verifier": -1}}},
             r"cost\.prices: solver_verifier: -1\.0 is no price",
         ),
-        ({"cost": {"at_most": 50, "figure": "tokens"}}, r"cost\.figure: Input should be 'completion_tokens', 'calls'"),
         ({"evaluate.every": 0}, r"evaluate\.every: .*greater than or equal to 1 \(got 0\)"),
         ({"run": "../demo"}, r"run: .*\(got '\.\./demo'\)"),
         ({"workflow.path": "serve_apps.workflows.math_chain"}, r"workflow\.path: .*'package\.module:Name'"),
-        ({"model_groups.solver_verifier.agents": []}, r"model_groups\.solver_verifier\.agents: .*at least 1 item"),
         (
             {"model_groups.copy": {"agents": ["solver"]}},
             r"'solver' is mapped to two model groups, 'solver_verifier' and",
@@ -168,7 +157,6 @@ def begun_from(folder: str) -> dict[str, Any]:
             r"sync: .*proof_noise = 0\.01 is above proof_tolerance = 0\.001: raise the second",
         ),
         ({"collect.stage_timeout_s": 600}, r"episode_timeout_s = 600 s is not below collect\.stage_timeout_s = 600 s"),
-        ({"train.critic": {"value_clip": 0.2}}, r"train\.critic is set but algorithm 'dr_mas' has no critic"),
         ({"model_groups.solver_verifier.train": {"lr": 1}}, r"model_groups\.solver_verifier\.train: unknown key 'lr'"),
         ({"tasks.train.path": "tasks.jsonl"}, r"tasks\.train: give exactly one of `path` and `generator`"),
         ({"warmstart": None}, r"model_groups\.solver_verifier\.model is missing: name a Hugging Face folder"),

@@ -232,7 +232,6 @@ GREEDY = {"variants": {"kind": "greedy"}}
             {"train": {"algorithm": "ppo", "advantage": {"group_by": "task"}}},
             r"group_by = task: algorithm 'ppo' compares no groups: drop it",
         ),
-        ({"train": {"optimizer": {"schedule": "cosine"}}}, r"schedule: cosine needs decay_steps above warmup_steps"),
         ({"train": {"deepspeed": {"offload_parameters": True}}}, r"offload_parameters needs deepspeed\.zero_stage: 3"),
         (
             {"train": {"algorithm": "happo"}, "model_groups": None},

@@ -40,7 +40,6 @@ def groups(**changes: Any) -> dict[str, Any]:
             {"model_groups": {name: {**g, "model": name} for name, g in groups().items()}, "warmstart": None},
             "share one model on one app, but differ in `model`",
         ),
-        ({"train.lora.rank": 0}, "greater than or equal to 1"),
     ],
 )
 def test_what_groups_of_a_base_cannot_be_is_named_when_it_is_parsed(changes: dict[str, Any], said: str) -> None:

@@ -94,11 +94,6 @@ def test_a_run_without_a_swap_keeps_its_identity_and_one_with_a_swap_is_another(
             r"'solver_verifier' has the agents solver, verifier: two",
         ),
         ({"groups": ["refiner_finalizer", "refiner_finalizer"]}, r"cannot exchange agents with itself"),
-        ({"groups": ["solver_verifier"]}, r"swap\.groups"),
-        (
-            {"groups": ["solver_verifier", "refiner_finalizer"], "every": 0},
-            r"swap\.every: .*greater than or equal to 1",
-        ),
     ],
 )
 def test_what_cannot_be_swapped_is_refused(swap: dict[str, Any], message: str) -> None:
