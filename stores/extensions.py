@@ -47,6 +47,8 @@ class Extension:
     ToolFault where a server takes no connection. The first extension that names one counts."""
     tools: Mapping[str, str] = field(default_factory=dict)
     """Key in an entry of a declared workflow's `tools` -> `make(name, settings) -> Tool`, which raises TypeError for other settings."""
+    observer: str = ""
+    """A subclass of `pipelines.cluster.observe.Observer`, which is made once in a process: it is told what happens in runs."""
     begins: str = ""
     """`lines(run: Run) -> list[str]`, what is said once version 0 of a run is there, before its iterations; ValueError ends it."""
     stacks: str = ""

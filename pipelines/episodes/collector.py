@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from pipelines.cluster.observe import episode_points, log_failed
+from pipelines.cluster.observe import log_failed, observers
 from pipelines.config.sections import CollectConfig
 from serve_apps.config import CallConfig
 from serve_apps.episode.runner import run_episode
@@ -32,7 +32,6 @@ from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import CountingClient
 from serve_apps.spans import begin_spans, process_spans
 from stores.logs import carried
-from stores.metrics import send
 from stores.traces.store import TraceStore
 from stores.types import Cause, Trace
 
@@ -179,7 +178,9 @@ class Collector:
                 await asyncio.to_thread(store.write_episodes, finished, replaced=replaced)
                 with carried(log):
                     log_failed(finished, is_last=not left)
-                send(episode_points(finished, num_in_flight=min(len(left), config.episodes_in_flight), collector=place))
+                for observer in observers():
+                    num_in_flight = min(len(left), config.episodes_in_flight)
+                    observer.episodes(finished, num_in_flight=num_in_flight, collector=place)
                 summary, finished = _summary(finished), []
             elif not done and (stop_state or time.monotonic() > told_at + TELL_EVERY_S):
                 summary = PULSE

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipelines.cluster.observe import send_champion, send_iteration, send_stage_points
+from pipelines.cluster.observe import observers
 from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration, NotDone
 from pipelines.run.iterations import QUIET_S, is_under_way, next_iteration, say_at_work
@@ -199,13 +199,14 @@ def begin(run: Run, stage: Stage, number: int) -> Iteration:
 
 
 def _send_points(run: Run, iteration: int) -> None:
-    """Sends what Prometheus shows of the run; a stage that never connects to Ray (score, promote) leaves it to the next one."""
+    """Tells observers of the run; where a stage never connects to Ray (score, promote), what they send waits for the next one."""
     last = iteration + run.config.loop.max_lag  # so far iterations may overlap
     rows = [row for k in range(iteration - 1, last + 1) for row in run.journal.stages(run.run_id, k)]
-    send_stage_points(rows)
-    send_iteration(rows)
-    if (champion := champion_version(run)) is not None:
-        send_champion(run.run_id, champion)
+    champion = champion_version(run)
+    for observer in observers():
+        observer.stages(rows, has_latest=True)
+        if champion is not None:
+            observer.champion(run.run_id, champion)
 
 
 def _alone(run: Run, stage: Stage) -> AbstractContextManager[Lease] | None:

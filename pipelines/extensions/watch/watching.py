@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from pipelines.cluster.observe import observers
 from pipelines.extensions.watch.alarms import CheckedFigure, check_window, num_figures
 from pipelines.extensions.watch.config import watch_config
 from pipelines.extensions.watch.episode_metrics import Window, window_of
 from pipelines.run.champions import champion_version, history
 from pipelines.run.run import Run
 from stores.journal.run_values import RunValue
-from stores.metrics import Point, send
 from stores.types import SERVED
 
 logger = logging.getLogger(__name__)
@@ -139,19 +139,9 @@ def check_tags(check: Mapping[str, Any]) -> dict[str, str]:
 
 
 def send_check(run: Run, check: Mapping[str, Any]) -> None:
-    """Sends a check to Prometheus, once."""
-    send(check_points(run.run_id, check), key=f"watch/{run.run_id}/{check['key']}")
-
-
-def check_points(run_id: str, check: Mapping[str, Any]) -> list[Point]:
-    """The points of a check of figures: each figure, and whether it raises an alarm."""
-    points: list[Point] = []
-    for source, figures in check["sources"].items():
-        for figure, judged in figures.items():
-            tags = {"run": run_id, "source": source, "figure": figure}
-            points.append(("troupe_episode_metrics", judged["now"], tags))
-            points.append(("troupe_alarm", float(judged["state"] == "alarm"), tags))
-    return points
+    """Tells observers of a check."""
+    for observer in observers():
+        observer.check(run.run_id, check)
 
 
 def check_summary(check: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from pipelines.extensions.watch.watching import (
     ITERATION,
     accept,
     check_metrics,
-    check_points,
     check_tags,
     check_windows,
     kept_windows,
@@ -39,7 +38,6 @@ from pipelines.report.page import section
 from pipelines.run.run import Run
 from pipelines.runners.schedule import reason_to_skip
 from serve_apps.gateway.traffic.figures import NAMES, Tally
-from stores.metrics import METRICS
 from stores.registry.registry import TeamRegistry
 from stores.registry.team import Team
 from stores.registry.tracking import RunTracker
@@ -167,8 +165,10 @@ def test_points_for_prometheus_have_their_tags_and_a_table_its_alarms_first(run:
     for k in range(1, 7):
         taken(run, k, 0.7)
     told = taken(run, 7, 0.2)
-    points = check_points("small", told)
-    assert all(tuple(tags) == METRICS[name].tags for name, _, tags in points)
+    prometheus = pytest.importorskip("pipelines.extensions.prometheus.points")
+    points = prometheus.check_points("small", told)
+    metrics = pytest.importorskip("pipelines.extensions.prometheus.meter").METRICS
+    assert all(tuple(tags) == metrics[name].tags for name, _, tags in points)
     assert {(n, t["figure"]): v for n, v, t in points}["troupe_alarm", "outcome"] == 1
     page = section(TEMPLATE, checks={ITERATION: told})
     table = page[page.index("Usual range") :]

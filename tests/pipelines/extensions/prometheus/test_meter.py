@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stores.metrics import Meter
+from pipelines.extensions.prometheus.meter import Meter
 
 pytestmark = pytest.mark.fast
 

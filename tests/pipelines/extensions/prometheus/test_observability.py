@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stores.metrics import METRICS
+from pipelines.extensions.prometheus.meter import METRICS
 
 pytestmark = pytest.mark.fast
 
-FOLDER = Path(__file__).parents[1] / "infra" / "observability"
+FOLDER = Path(__file__).parents[4] / "infra" / "observability"
 DASHBOARD = FOLDER / "dashboards" / "troupe.json"
 HISTOGRAM = ("_bucket", "_sum", "_count")
 

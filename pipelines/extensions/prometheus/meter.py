@@ -1,4 +1,4 @@
-"""metrics: keeps the figures that Prometheus shows of a run in an actor that outlives stages.
+"""meter: keeps the figures that Prometheus shows of a run in an actor that outlives stages.
 
     stage, collector ──points──> Meter (detached actor, one per cluster) ──> metrics endpoint of its Ray node ──> Prometheus
 

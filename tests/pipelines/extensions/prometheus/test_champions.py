@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from stage_records import collected, finish
 
-from pipelines.cluster import observe
 from pipelines.config.run_config import load_config
+from pipelines.extensions.prometheus import points as sending
 from pipelines.run.champions import champion_version, followed, history, set_champion
 from pipelines.run.run import Run
 from pipelines.stages.steps import run_stage
@@ -19,7 +19,7 @@ from stores.journal.run_values import RunValue
 
 pytestmark = pytest.mark.test
 
-SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+SMALL = Path(__file__).parents[3] / "e2e" / "small.yaml"
 
 
 class Sent(list[tuple[str, float]]):
@@ -32,7 +32,7 @@ class Sent(list[tuple[str, float]]):
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     sent = Sent()
-    monkeypatch.setattr(observe, "send", sent.take)
+    monkeypatch.setattr(sending, "send", sent.take)
     return sent
 
 
@@ -54,7 +54,7 @@ def test_a_cluster_that_goes_away_fails_no_move(run: Any, monkeypatch: pytest.Mo
     def fail(*args: Any) -> None:
         raise ConnectionError("no GCS")
 
-    monkeypatch.setattr(observe, "send", fail)
+    monkeypatch.setattr(sending, "send", fail)
     for version in (1, 2):
         set_champion(run, {}, version, reason="")
     assert (champion_version(run), followed(history(run))) == (2, 1)

@@ -1,0 +1,1 @@
+"""What Prometheus shows of runs."""
