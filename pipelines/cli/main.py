@@ -89,11 +89,12 @@ def train(
         _print_plan(loaded, from_traces)
         return
     from pipelines.report.progress import Screen
-    from pipelines.runners.local_runner import train_on_traces, train_team
+    from pipelines.runners.local_runner import train_team
 
     if not from_traces:
         train_team(loaded, address=address, screen=Screen())
         return
+    train_on_traces = open_by_name("pipelines.extensions.other_runs.from_run:train_on_traces", place="--from-traces")
     iteration, trained = train_on_traces(loaded, from_traces, store=store, address=address, screen=Screen())
     for group, result in trained.items():
         ess = result.metrics.get("train/ess")

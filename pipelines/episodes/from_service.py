@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipelines.config.sections import FromServiceConfig
-from pipelines.episodes.chosen_traces import HeldOut
+from pipelines.run.held_out import HeldOut
 from pipelines.run.run import Run
 from serve_apps.episode.team import TeamSpec
 from stores.files import is_uri, local_path

@@ -5,8 +5,7 @@
                      └──────────────────────────────────────────────────────────────────────────────────────┘
 
 With `loop.max_lag` score and train have a lane of their own, see `walk`. Every stage goes through the journal, so the same command
-continues where a killed one stopped. An iteration on the stored
-traces of another run (`train_on_traces`) is the same without sampling, as far as train.
+continues where a killed one stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Any
 
 from pipelines.cluster.connect import connect
 from pipelines.config.run_config import RunConfig
-from pipelines.episodes.from_run import parse_source, pin_source
 from pipelines.report.inspect import root_option, show_command
 from pipelines.report.progress import Screen
 from pipelines.report.record import Written, finish_parent, open_parent, record
@@ -30,7 +28,6 @@ from pipelines.run.iteration import NotDone
 from pipelines.run.iterations import unfinished_iterations
 from pipelines.run.run import Run
 from pipelines.run.serving import start
-from pipelines.run.stored_runs import stored_run
 from pipelines.run.watchdog import Watchdog, interrupt_thread
 from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
 from pipelines.stages.steps import DoStep, complete, do_step, wait_for_end
@@ -97,27 +94,6 @@ def next_commands(run: Run) -> dict[str, str]:
         f"troupe report {run.run_id} {root}".strip(): "writes the report again",
         f"troupe serve {run.team_name}@champion {root}".strip(): "answers requests with the team",
     }
-
-
-def train_on_traces(
-    config: RunConfig, source: str, *, store: str = "", address: str = "", screen: Screen
-) -> tuple[int, dict[str, Trained]]:
-    """Trains one iteration on the traces of `source` (RUN@ITERATION) as far as its new versions: nothing is sampled or served.
-
-    `train_team` evaluates it afterwards, and continues the run. Returns the iteration and what `train` recorded by model group.
-    """
-    run = Run(config)
-    parsed = parse_source(run, source, store)
-    stored_run(parsed.run, parsed.store, is_read_only=True)  # an unknown one is refused before anything starts
-    run.begin()
-    with screen.stage("connect"):
-        connect(address)
-    run.traces.create()
-    with screen.stage("warm start") as progress:
-        make_version_zero(run, progress=progress)
-    iteration = pin_source(run, parsed)
-    complete(run, Step(iteration, Trained.STAGE), partial(_do_step, screen=screen))
-    return iteration, run.iteration(iteration).trained
 
 
 def _start_workers(run: Run, todo: list[int], screen: Screen) -> None:

@@ -42,6 +42,8 @@ def check(config: RunConfig) -> list[str]:
     if hasattr(credit, "infer"):
         _check_inferred(config)
     with_own(config.evaluate.figures, guards=config.promote.guards.model_extra or ())
+    if config.warmstart is not None and config.warmstart.traces is not None:
+        check_extension("pipelines.extensions.other_runs", place="warmstart.traces")
     if config.warmstart is not None and config.warmstart.demonstrator:
         open_by_name(config.warmstart.demonstrator, place="warmstart.demonstrator")
     forms = TaskForms(workflow)

@@ -6,10 +6,10 @@ Reads: the train tasks; the versions that sample the iteration. Writes: episodes
 from __future__ import annotations
 
 from collections import Counter
+from typing import cast
 
 from pipelines.episodes.collector import end_collectors
 from pipelines.episodes.dynamic_sampling import refill
-from pipelines.episodes.from_run import adopt_traces
 from pipelines.episodes.from_service import served_group, take_served
 from pipelines.episodes.sampling import Pass, sample_episodes
 from pipelines.episodes.variants import play_variants
@@ -18,6 +18,7 @@ from pipelines.run.run import Run
 from pipelines.run.serving import serve
 from pipelines.stages.table import StageCall
 from pipelines.tasks.splits import task_slice
+from stores.by_name import open_by_name
 from stores.journal.stage_results import Collected
 from stores.types import Task
 
@@ -26,7 +27,8 @@ def collect(call: StageCall) -> Collected:
     """Samples the iteration's episodes, or takes the stored ones that it was given."""
     run, iteration, number, progress = call.run, call.iteration, call.iteration.number, call.progress
     if iteration.source is not None:
-        return adopt_traces(run, iteration, iteration.source)
+        adopt_traces = open_by_name("pipelines.extensions.other_runs.from_run:adopt_traces", place="--from-traces")
+        return cast(Collected, adopt_traces(run, iteration, iteration.source))
     settings = run.config.collect
     serve(run, iteration.models)
     team_spec = run.team_spec(iteration.models, iteration=number)

@@ -17,16 +17,16 @@ from dataclasses import replace
 from typing import Any
 
 from pipelines.cluster.faults import FaultKind, diagnose
-from pipelines.episodes.from_run import train_config
 from pipelines.run.cpu_threads import trainer_threads
 from pipelines.run.iteration import Iteration
 from pipelines.run.run import Run
 from pipelines.stages.table import StageCall
 from stores.journal.run_values import RunValue
-from stores.journal.stage_results import TrainAnswer, Trained, TrainedTeam
+from stores.journal.stage_results import TracesSource, TrainAnswer, Trained, TrainedTeam
 from stores.logs import carry
 from stores.types import ModelVersionRef
 from train_loops.config import TEAM, TrainConfig
+from train_loops.signal import mismatch
 from train_loops.signal.happo import update_order
 from train_loops.train_job import TrainJob
 from train_loops.worker.trainer_handle import TrainerHandle, TrainJobError, attach
@@ -164,6 +164,29 @@ def make_train_job(
         updated=tuple(updated),
         leaves_gpu=run.config.pool == "shared",
     )
+
+
+def train_config(run: Run, source: TracesSource | None, model_group: str) -> TrainConfig:
+    """How a model group learns: as configured, and on the traces of a `source` always with importance weights.
+
+    Where the configured loss divides by the agents' limit, `loss.norm_tokens` is that limit.
+    """
+    config = _with_norm_tokens(run, model_group, run.config.train_config(model_group))
+    return config if source is None else off_policy(config)
+
+
+def _with_norm_tokens(run: Run, model_group: str, config: TrainConfig) -> TrainConfig:
+    if config.loss.aggregation != "seq_mean_token_sum_norm" or config.loss.norm_tokens is not None:
+        return config
+    # The limits of all agents that the group ever acts for: with `swap` the divisor stays the same too.
+    agents = run.config.agents_of(model_group)
+    limit = max(run.sampling(name, run.workflow.agents[name]).max_tokens for name in agents)
+    return config.model_copy(update={"loss": config.loss.model_copy(update={"norm_tokens": limit})})
+
+
+def off_policy(config: TrainConfig) -> TrainConfig:
+    """Settings for traces that other versions sampled: weights always on, and a floor under the effective sample size."""
+    return config.model_copy(update={"mismatch": mismatch.off_policy(config.mismatch)})
 
 
 def trainer_of(run: Run, model_group: str) -> TrainerHandle:

@@ -15,7 +15,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pipelines.episodes.chosen_traces import choose_traces, under_orchestrator
 from pipelines.run.run import Run
 from serve_apps.chat.tokenizer import READY, PromptSettings
 from serve_apps.episode.team import ActingTeam, TeamSpec
@@ -103,10 +102,9 @@ def _starts(
     metrics: dict[str, float] = {}
     chosen: list[Trace] = []
     if settings.traces is not None:
-        good = choose_traces(run, settings.traces, count=settings.num_demonstrations, folders=bases)
-        chosen = under_orchestrator(
-            good, _team(run, bases, None), settings.traces, run_id=run.run_id, seed=run.config.seed
-        )
+        choose = open_by_name("pipelines.extensions.other_runs.chosen_traces:chosen", place="warmstart.traces")
+        team = _team(run, bases, None)
+        chosen = choose(run, settings.traces, team, count=settings.num_demonstrations, folders=bases)
     for weights, members in groups.items():
         base = bases[members[0]]
         pairs = _pairs(chosen or _demonstrations(run, settings, dict.fromkeys(bases, base)), members)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_from_run import Stored, open_run
+from stored_source import Stored, open_run
 
 from pipelines.credit.math_progress import MathProgress
 from pipelines.credit.rule import caller_credit, credits_of, score_traces

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_from_run import Stored
+from stored_source import Stored
 from test_from_service import ABOUT, serve, some_traces, take
 from test_lineage import score_and_train
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from stage_records import collected, finish, trained
-from test_from_run import Stored
+from stored_source import Stored
 
 from pipelines.extensions.lineage.lineage import lineage_of_episode, lineage_of_team
 from pipelines.run.run import Run

@@ -10,20 +10,20 @@ import heapq
 import json
 import logging
 import random
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.run.held_out import HeldOut
 from pipelines.run.run import Run
-from pipelines.tasks.splits import HELD_OUT, are_one_task
+from pipelines.tasks.splits import HELD_OUT
 from serve_apps.authoring.agent import AuthorError
 from serve_apps.episode.team import ActingTeam
 from stores.traces.conventions import allowed_tokens
 from stores.traces.store import TraceStore
-from stores.types import ModelVersionRef, Purpose, Task, Trace, families
+from stores.types import ModelVersionRef, Purpose, Trace
 from stores.weights.manifest import whole_model
 from stores.weights.store import WeightStore
 from stores.weights.weight_cache import fetch
@@ -35,6 +35,14 @@ logger = logging.getLogger(__name__)
 
 NO_IDS = ("truncation", "padding", "version")
 """Entries of a tokenizer.json that change no token id."""
+
+
+def chosen(
+    run: Run, choice: ChosenTracesConfig, team: ActingTeam, *, count: int, folders: Mapping[str, Path]
+) -> list[Trace]:
+    """What a warm start on traces learns: see `choose_traces` and `under_orchestrator`."""
+    good = choose_traces(run, choice, count=count, folders=folders)
+    return under_orchestrator(good, team, choice, run_id=run.run_id, seed=run.config.seed)
 
 
 def choose_traces(run: Run, choice: ChosenTracesConfig, *, count: int, folders: Mapping[str, Path]) -> list[Trace]:
@@ -116,30 +124,6 @@ def _with_other_choices(agent: str, trace: Trace, share: float, drawn: random.Ra
 def _draw(trace: Trace) -> str:
     """Orders traces evenly over iterations: an episode's id begins with its iteration, the hash of it does not."""
     return sha256(trace.episode_id.encode()).hexdigest()
-
-
-class HeldOut:
-    """The tasks that a run is measured on, and how often one was asked for."""
-
-    def __init__(self, run: Run) -> None:
-        sections = [section for section in HELD_OUT if getattr(run.config.tasks, section) is not None]
-        self._of_prompt: dict[str, list[Task]] = defaultdict(list)
-        self._families: set[str] = set()
-        for section in sections:
-            tasks = run.tasks(section)
-            self._families.update(families(tasks).values())
-            for task in tasks:
-                self._of_prompt[task.prompt].append(task)
-        self.num_seen = 0
-
-    def has(self, trace: Trace) -> bool:
-        """Whether the trace's task is one of them, or of their families; ids may repeat between runs, so prompt and settings decide."""
-        is_variant = not self._families.isdisjoint(families([trace.task]).values())
-        is_held_out = is_variant or any(
-            are_one_task(trace.task, task) for task in self._of_prompt.get(trace.task.prompt, ())
-        )
-        self.num_seen += is_held_out
-        return is_held_out
 
 
 def _check_group(group: str, traces: Sequence[Trace]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from records import MakeTrace
 
 from pipelines.config.run_config import RunConfig, load_config
-from pipelines.episodes.chosen_traces import choose_traces, under_orchestrator
+from pipelines.extensions.other_runs.chosen_traces import choose_traces, under_orchestrator
 from pipelines.run.run import Run
 from pipelines.stages.warmstart import _team, warmstart
 from serve_apps.chat.tokenizer import ChatTokenizer
@@ -26,7 +26,7 @@ from stores.weights.store import WeightStore
 
 pytestmark = pytest.mark.test
 
-SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
+SMALL = Path(__file__).parents[3] / "e2e" / "small.yaml"
 
 
 class Other:

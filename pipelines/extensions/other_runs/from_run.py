@@ -15,23 +15,54 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pipelines.cluster.connect import connect
 from pipelines.config.messages import near
-from pipelines.episodes.chosen_traces import HeldOut, version_that_acted, vocabulary_of
+from pipelines.config.run_config import RunConfig
+from pipelines.extensions.other_runs.chosen_traces import version_that_acted, vocabulary_of
+from pipelines.report.progress import Screen
+from pipelines.run.held_out import HeldOut
 from pipelines.run.iteration import Iteration
 from pipelines.run.iterations import next_iteration
 from pipelines.run.run import Run
 from pipelines.run.scoring import counts_by_cause
 from pipelines.run.stored_runs import stored_run
+from pipelines.runners.begin import make_version_zero
+from pipelines.stages.steps import complete, do_step
+from pipelines.stages.table import Step
 from pipelines.tasks.splits import HELD_OUT
 from stores.files import is_uri, local_path
 from stores.journal.run_values import RunValue
-from stores.journal.stage_results import Collected, TracesSource
+from stores.journal.stage_results import Collected, TracesSource, Trained
 from stores.types import ModelVersionRef, Trace, TracesRef
-from train_loops.config import TrainConfig
-from train_loops.signal import mismatch
 
 OPTION = "--from-traces"
 """The option of `troupe train` that this module is behind, for messages."""
+
+
+def train_on_traces(
+    config: RunConfig, source: str, *, store: str = "", address: str = "", screen: Screen
+) -> tuple[int, dict[str, Trained]]:
+    """Trains one iteration on the traces of `source` (RUN@ITERATION) as far as its new versions: nothing is sampled or served.
+
+    `train_team` evaluates it afterwards, and continues the run. Returns the iteration and what `train` recorded by model group.
+    """
+    run = Run(config)
+    parsed = parse_source(run, source, store)
+    stored_run(parsed.run, parsed.store, is_read_only=True)  # an unknown one is refused before anything starts
+    run.begin()
+    with screen.stage("connect"):
+        connect(address)
+    run.traces.create()
+    with screen.stage("warm start") as progress:
+        make_version_zero(run, progress=progress)
+    iteration = pin_source(run, parsed)
+
+    def do(own: Run, step: Step) -> None:
+        with screen.stage(step.stage, step.iteration) as progress:
+            do_step(own, step, progress=progress)
+
+    complete(run, Step(iteration, Trained.STAGE), do)
+    return iteration, run.iteration(iteration).trained
 
 
 def parse_source(run: Run, text: str, store: str) -> TracesSource:
@@ -139,29 +170,6 @@ def _check_variants(run: Run, source: TracesSource, traces: Sequence[Trace]) -> 
                 f"{OPTION} {source}: model group {group!r}: algorithm {train.algorithm!r} compares turns with {variant} episodes, and "
                 f"there are none among these traces (variants: {', '.join(sorted(kinds)) or 'none'}): take rloo, which needs none"
             )
-
-
-def train_config(run: Run, source: TracesSource | None, model_group: str) -> TrainConfig:
-    """How a model group learns: as configured, and on the traces of a `source` always with importance weights.
-
-    Where the configured loss divides by the agents' limit, `loss.norm_tokens` is that limit.
-    """
-    config = _with_norm_tokens(run, model_group, run.config.train_config(model_group))
-    return config if source is None else off_policy(config)
-
-
-def _with_norm_tokens(run: Run, model_group: str, config: TrainConfig) -> TrainConfig:
-    if config.loss.aggregation != "seq_mean_token_sum_norm" or config.loss.norm_tokens is not None:
-        return config
-    # The limits of all agents that the group ever acts for: with `swap` the divisor stays the same too.
-    agents = run.config.agents_of(model_group)
-    limit = max(run.sampling(name, run.workflow.agents[name]).max_tokens for name in agents)
-    return config.model_copy(update={"loss": config.loss.model_copy(update={"norm_tokens": limit})})
-
-
-def off_policy(config: TrainConfig) -> TrainConfig:
-    """Settings for traces that other versions sampled: weights always on, and a floor under the effective sample size."""
-    return config.model_copy(update={"mismatch": mismatch.off_policy(config.mismatch)})
 
 
 def _check_agents(run: Run, source: TracesSource, traces: Sequence[Trace]) -> None:

@@ -1,0 +1,1 @@
+"""Learning from the stored traces of other runs."""
