@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from servers import Postgres
-from tests.test_observability import drawn, exported
 
 from pipelines.config.run_config import load_config
 from pipelines.report.inspect import export_version
@@ -38,6 +37,7 @@ from tests.e2e.local_runs import (
     troupe,
 )
 from tests.e2e.scraper import Scraper
+from tests.pipelines.extensions.prometheus.test_observability import drawn, exported
 
 pytestmark = pytest.mark.nightly
 
