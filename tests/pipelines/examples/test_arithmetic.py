@@ -38,5 +38,3 @@ def test_more_tasks_than_the_split_holds_is_refused_with_the_number_it_holds() -
     assert len(generate(seed=0, split="gate", count=held)) == held
     with pytest.raises(ValueError, match=f"holds {held} tasks"):
         generate(seed=0, split="gate", count=held + 1)
-    with pytest.raises(ValueError, match="'tets' does not exist"):
-        generate(seed=0, split="tets", count=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from pipelines.examples.made_up_facts import tasks as made_up_facts
@@ -44,6 +46,13 @@ def test_functions_have_tests_that_their_solutions_pass_and_splits_that_are_apar
         tests = read_tests(task.metadata["tests"], place="t")
         assert (len(tests.public), len(tests.cases), tests.fn_name) == (1, 4, "f")
         assert judge.judge(small_functions.solution(task.prompt), tests).verdict == "pass", task.prompt
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "small_sums", "nim", "household", "repair"])
+def test_a_split_that_does_not_exist_is_named_with_those_that_do(name: str) -> None:
+    generate = importlib.import_module(f"pipelines.examples.{name}.tasks").generate
+    with pytest.raises(ValueError, match=r"'dev' does not exist: use one of .*train"):
+        generate(seed=0, split="dev", count=1)
 
 
 @pytest.mark.parametrize(

@@ -188,8 +188,8 @@ def test_the_terminal_says_how_much_of_the_prompts_was_cached_where_it_is_known(
     assert "prompt tokens from the prefix cache: solver 69%" in terminal(row)
 
 
-def terminal(row: dict[str, Any]) -> str:
-    console = Console(record=True, width=100, file=io.StringIO())
+def terminal(row: dict[str, Any], *, width: int = 100) -> str:
+    console = Console(record=True, width=width, file=io.StringIO())
     console.print(iteration_table(row))
     return console.export_text()
 
@@ -201,9 +201,7 @@ def test_repeated_calls_are_shown_in_training_and_at_the_gate_with_the_key_to_ra
     said = "repeated calls: 12 of solver (training), 3 of verifier (gate, candidate): a replica failed"
     page = read(render(replace(sample_report(), iterations=[row, iteration_row(2)])))
     assert f"Iteration 1, {said}" in page.text and "Iteration 2, repeated" not in page.text
-    console = Console(width=300, record=True, file=io.StringIO())
-    console.print(iteration_table(row))
-    shown = console.export_text()
+    shown = terminal(row, width=300)
     assert said in shown and "collect.call.call_timeout_s" in shown
 
 
@@ -232,9 +230,7 @@ def test_the_overhead_is_what_neither_samples_nor_trains() -> None:
 
 
 def test_the_terminal_table_fits_in_100_columns_and_names_everything() -> None:
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(iteration_table(iteration_row(6)))
-    text = console.export_text()
+    text = terminal(iteration_row(6))
     assert max(len(line) for line in text.splitlines()) <= 100
     for part in ("finalizer", "refiner_finalizer", "tokens/s", "entropy", "logprob gap", "(max 4e-05)", "collect 11"):
         assert part in text, part
@@ -259,9 +255,7 @@ def test_a_warning_is_in_the_page_and_in_the_terminal_with_what_to_try() -> None
     page = read(render(ReportData(run_id="r", headline={}, iterations=rows, warnings=latest_warnings(rows))))
     for part in ("hacking", "agent solver", "correlation -0.50", "a credit rule that pays what helps the team"):
         assert part in page.text, part
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(iteration_table(rows[-1] | {"warnings": latest_warnings(rows)}))
-    assert "! hacking, agent solver, iteration 8" in console.export_text()
+    assert "! hacking, agent solver, iteration 8" in terminal(rows[-1] | {"warnings": latest_warnings(rows)})
 
 
 def test_a_run_that_learns_has_no_warnings() -> None:
@@ -297,9 +291,7 @@ def test_what_an_agent_chooses_has_charts_with_a_line_per_option_and_a_line_in_t
     assert [chart.title for chart in other_metrics(rows)] == ["rows, per agent"]
     page = read(render(ReportData(run_id="r", headline={}, iterations=rows)))
     assert "Choices" in page.text and "router: share of its choices" in page.text
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(iteration_table(rows[0]))
-    assert "router chooses: stop 75%, ask 25%" in console.export_text()
+    assert "router chooses: stop 75%, ask 25%" in terminal(rows[0])
 
 
 def test_mlflow_gets_every_metric_by_group_and_agent_and_every_warning() -> None:

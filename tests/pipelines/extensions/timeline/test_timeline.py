@@ -55,11 +55,6 @@ def test_the_number_at_once_is_the_mean_over_each_piece() -> None:
     assert mean_number(intervals(), 10, 14, 2).tolist() == [0, 0]
 
 
-def test_an_engine_that_had_nothing_to_do_has_an_empty_lane() -> None:
-    found = timeline({COLLECTORS: intervals((1, 2))}, stage("collect", 0, 3))
-    assert found.lanes == {ENGINE: (), COLLECTORS: (Span(1, 2, "calls"),)}
-
-
 def test_what_lies_outside_of_the_iteration_is_left_out() -> None:
     calls = {ENGINE: intervals((-900, -890), (95, 105), (140, 170)), SEARCH: intervals((-5, -4))}
     found = timeline(calls, stage("collect", 100, 120), stage("score", 120, 150))
@@ -68,21 +63,11 @@ def test_what_lies_outside_of_the_iteration_is_left_out() -> None:
     assert (found.start_s, found.end_s, found.seconds) == (100, 150, 50)
 
 
-def test_without_traces_there_is_no_lane_of_an_engine_a_tool_or_the_collectors() -> None:
-    found = timeline(None, stage("train", 0, 4, "a"), trainers={"a": [Span(0, 4, "train")]})
-    assert list(found.lanes) == ["trainer a"]
-
-
 def test_engines_come_first_then_trainers_collectors_and_tools() -> None:
     calls = {SEARCH: intervals((0, 1)), COLLECTORS: intervals((0, 2)), ENGINE: intervals((1, 2))}
     found = timeline(calls, stage("collect", 0, 3), trainers={"b": [], "a": []})
     trainers = ["trainer b", "trainer a"]
     assert list(found.lanes) == [ENGINE, *trainers, COLLECTORS, SEARCH]
-
-
-def test_a_trainer_without_parts_is_at_work_for_the_whole_stage() -> None:
-    assert trainer_spans(stage("train", 5, 9, "a"), {"a": None}) == {"a": [Span(5, 9, "train")]}
-    assert trainer_spans(stage("train", 5, 9, "team"), {}) == {"team": [Span(5, 9, "train")]}
 
 
 def test_parts_of_training_are_cut_to_their_stage() -> None:
@@ -103,11 +88,6 @@ def test_a_running_stage_lasts_until_now_and_one_whose_process_is_gone_until_its
     assert stage_time(running, now=900.0).end_s == 60.0
     assert stage_time(running, now=45.0).label == "collect (running)"
     assert stage_time(row(), now=45.0).end_s == 20.0
-
-
-def test_a_repeated_stage_is_known_as_such() -> None:
-    found = stage_time(row(token=3, owner="Ray job x", stage="train", model_group="a"), now=0.0)
-    assert found.label == "train a, attempt 3"
 
 
 def test_a_timeline_comes_back_from_json_as_it_was() -> None:
