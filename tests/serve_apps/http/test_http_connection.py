@@ -86,24 +86,28 @@ def jdk(body: bytes, **changes: str) -> bytes:
 
 
 @OURS
-async def test_the_body_of_a_request_that_asks_for_http_2_is_read(http: Any) -> None:
-    async with served(http) as port:
-        assert b"got 6*7" in await told(port, jdk(b"6*7"), until=b'6*7"')
-
-
-@OURS
 @pytest.mark.parametrize(
     "change",
     [
+        "Upgrade: h2c -> Upgrade: h2c",
         "Upgrade: h2c -> upgrade: H2C",
         "Upgrade: h2c -> Upgrade: websocket",
         "HTTP/1.1\r\nC -> HTTP/1.0\r\nC",
         "HTTP2-Settings\r\nC -> HTTP2-Settings, close\r\nC",
         "Upgrade: h2c -> Upgrade: h2c\r\nUpgrade: TLS/1.3",
     ],
-    ids=["other letters", "a websocket, of which there are none", "of HTTP/1.0", "the last one", "of two protocols"],
+    ids=[
+        "as it is",
+        "other letters",
+        "a websocket, of which there are none",
+        "of HTTP/1.0",
+        "the last one",
+        "of two protocols",
+    ],
 )
-async def test_however_it_is_written_and_whatever_it_asks_for(http: Any, change: str) -> None:
+async def test_the_body_of_a_request_that_asks_for_another_protocol_is_read_however_it_is_written(
+    http: Any, change: str
+) -> None:
     async with served(http) as port:
         assert b"got 6*7" in await told(port, jdk(b"6*7", change=change), until=b'6*7"')
 

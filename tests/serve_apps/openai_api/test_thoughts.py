@@ -63,16 +63,11 @@ CASES: list[tuple[Thoughts, str, str | None, str]] = [
 
 @pytest.mark.fast
 @pytest.mark.parametrize(("thoughts", "text", "thought", "said"), CASES)
-def test_a_completion_is_split(thoughts: Thoughts, text: str, thought: str | None, said: str) -> None:
-    assert ThoughtReader(marks=THINK, thoughts=thoughts).split(text) == (thought, said)
-
-
-@pytest.mark.fast
-@pytest.mark.parametrize(("thoughts", "text", "thought", "said"), CASES)
-def test_what_was_shown_of_a_growing_completion_is_never_taken_back(
+def test_a_completion_is_split_and_what_was_shown_while_it_grew_is_never_taken_back(
     thoughts: Thoughts, text: str, thought: str | None, said: str
 ) -> None:
     reader = ThoughtReader(marks=THINK, thoughts=thoughts)
+    assert reader.split(text) == (thought, said)
     for end in range(len(text) + 1):
         growing_thought, growing_said = reader.split(text[:end], is_growing=True)
         assert (thought or "").startswith(growing_thought or "") and said.startswith(growing_said)
