@@ -58,6 +58,12 @@ class ApiError(Exception):
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, round(self.retry_after_s)))}
 
 
+def usage_body(num_prompt: int, num_completion: int) -> dict[str, Any]:
+    """Returns OpenAI's `usage` of so many tokens."""
+    total = num_prompt + num_completion
+    return {"prompt_tokens": num_prompt, "completion_tokens": num_completion, "total_tokens": total}
+
+
 class Body(BaseModel):
     """A request body, which may have no unknown field and no value of another type."""
 

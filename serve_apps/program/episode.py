@@ -26,7 +26,7 @@ from serve_apps.episode.runner import CONTEXT_EXHAUSTED
 from serve_apps.openai_api.answer_reader import AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest, refusals_of_template
 from serve_apps.openai_api.constraints import prepared_constraint
-from serve_apps.openai_api.protocol import ApiError, Metadata, RequestBody
+from serve_apps.openai_api.protocol import ApiError, Metadata, RequestBody, usage_body
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
 from stores.types import FinishReason, Turn
@@ -290,7 +290,6 @@ def _answer_body(
     if reason == "stop" and "tool_calls" in message:
         reason = "tool_calls"
     logprobs = reader.logprobs(turn.completion_token_ids, turn.rollout_logprobs) if request.logprobs else None
-    num_prompt, num_completion = len(turn.prompt_token_ids), len(turn.completion_token_ids)
     return {
         "id": f"chatcmpl-{episode_id}-{turn.turn_index}",
         "object": "chat.completion",
@@ -298,12 +297,8 @@ def _answer_body(
         "model": request.model,
         "system_fingerprint": f"{turn.model_group}@{turn.policy_version}",
         "choices": [{"index": 0, "message": dict(message), "finish_reason": reason, "logprobs": logprobs}],
-        "usage": {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_completion,
-            "total_tokens": num_prompt + num_completion,
-            **reader.usage([turn.completion_token_ids]),
-        },
+        "usage": usage_body(len(turn.prompt_token_ids), len(turn.completion_token_ids))
+        | reader.usage([turn.completion_token_ids]),
         "troupe": {"agent": turn.agent, "turn": turn.turn_index, "temperature": turn.sampling.temperature},
     }
 

@@ -15,7 +15,7 @@ from serve_apps.chat.text_stream import TextStream
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.engines.port import Piece
 from serve_apps.gateway.traffic.teams import ServedTeam
-from serve_apps.openai_api.protocol import ApiError
+from serve_apps.openai_api.protocol import ApiError, usage_body
 from serve_apps.openai_api.sampling_fields import SamplingFields
 from serve_apps.policy.policy_stream import PolicyStreams
 from serve_apps.spans import process_spans
@@ -101,8 +101,7 @@ class ModelCall:
     @property
     def usage(self) -> dict[str, Any]:
         """The tokens of prompt and completions, as far as they have been sampled."""
-        prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices.values())
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return usage_body(len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices.values()))
 
 
 def room_for_completion(limit: int | None, num_prompt: int, context: int) -> int:

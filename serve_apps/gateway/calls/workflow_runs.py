@@ -14,7 +14,7 @@ from serve_apps.episode.team import AgentCall, Complete, via
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import ServedTeam
-from serve_apps.openai_api.protocol import MAX_ECHO, ApiError, EpisodeRequest, RunRequest
+from serve_apps.openai_api.protocol import MAX_ECHO, ApiError, EpisodeRequest, RunRequest, usage_body
 from stores.types import Cause, Completion, EpisodeStatus, Purpose, Task, Trace
 
 SERVICE_RUN = "service"
@@ -158,8 +158,6 @@ def _check(team: ServedTeam, task: Task) -> None:
 
 def _reply_of(team: ServedTeam, trace: Trace) -> dict[str, Any]:
     """The reply as `POST /v1/workflows/{team}/runs` returns it."""
-    num_prompt = sum(len(turn.prompt_token_ids) for turn in trace.turns)
-    num_completion = sum(len(turn.completion_token_ids) for turn in trace.turns)
     return {
         "id": trace.episode_id,
         "object": "workflow.run",
@@ -177,10 +175,9 @@ def _reply_of(team: ServedTeam, trace: Trace) -> dict[str, Any]:
             }
             for turn in trace.turns
         ],
-        "usage": {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_completion,
-            "total_tokens": num_prompt + num_completion,
-        },
+        "usage": usage_body(
+            sum(len(turn.prompt_token_ids) for turn in trace.turns),
+            sum(len(turn.completion_token_ids) for turn in trace.turns),
+        ),
         "troupe": team.reply_fields,
     }
