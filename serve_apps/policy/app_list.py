@@ -51,7 +51,7 @@ class AppList:
         """
         if revision != self._revision:
             return False
-        self._deploy(apps)
+        self._deploy(apps)  # first: a list that Serve refuses must not become the one that others change
         self._revision, self._apps = revision + 1, apps
         self._persist()
         return True

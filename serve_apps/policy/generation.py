@@ -66,6 +66,7 @@ class Generation:
                 got = [await came.get()]
         except TimeoutError:
             return []
+        # A piece of a stream has a reader who waits for it; what ended may be sent together with what ends next.
         if may_wait and not (isinstance(got[0], tuple) and not got[0][1].finish_reason):
             await asyncio.sleep(FLUSH_S)
         while not came.empty():

@@ -70,6 +70,7 @@ def prove_apps(
 def _judged(
     logprobs: list[list[float]], new: Probe, old: Probe | None, limits: Limits
 ) -> tuple[Verdict, float, float | None]:
+    # The old version's sequences were asked behind the new one's, and left out where they are the same.
     on_old = logprobs[len(new.sequences) :] or logprobs if old else None
     return judge(
         logprobs[: len(new.sequences)],

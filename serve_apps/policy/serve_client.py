@@ -320,7 +320,7 @@ class _CallQueue:
             call.waits()
         await asyncio.sleep(FIRST_PAUSE_S * 4 ** (again[0].num_attempts - 1))
         for call in again:
-            self._ends(call)
+            self._ends(call)  # its place was kept during the pause, so that a failing app is asked by few
             self.put(call)
         self._wake()  # `put` does so only for a call whose caller still waits; the places of the others are free, too
 

@@ -156,7 +156,9 @@ class CodeVerifier:
         else:
             with ThreadPoolExecutor(max_workers=num_lanes) as pool:
                 lanes = list(pool.map(run, range(num_lanes)))
+        # Input i was the (i // num_lanes)-th of lane i % num_lanes: `inputs[lane::num_lanes]` above.
         runs = [lanes[i % num_lanes][i // num_lanes] for i in range(len(inputs))]
+        # One sandbox would have stopped here: later inputs that other lanes did run are as if they had not.
         late = [i for i, run in enumerate(runs) if run.status == "time"][:MAX_TIMEOUTS]
         if len(late) == MAX_TIMEOUTS:
             runs[late[-1] + 1 :] = [CaseRun(status="time")] * (len(runs) - late[-1] - 1)
