@@ -19,7 +19,7 @@ from pipelines.cluster.faults import InfrastructureLost
 from train_loops.config import TinyModelConfig
 from train_loops.engine.tiny_model import build_model, build_tokenizer, save_folder
 
-pytestmark = [pytest.mark.test, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.test, pytest.mark.timeout(1900)]
 
 ROOT = Path(__file__).parents[3]
 CLOSE = 1e-4
@@ -33,7 +33,7 @@ def answers(kind: str, folder: Path, following: Path, prompts: list[list[int]]) 
         input=json.dumps(prompts),
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=1800,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )
