@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,6 +93,7 @@ class Watchdog:
         self._lease: Lease | None = None
         self._began, self._is_timed = time.monotonic(), False
         self._fault: Exception | None = None
+        self._is_interrupted = False
         self._num_memory_deaths = 0
 
     @classmethod
@@ -185,8 +186,11 @@ class Watchdog:
         finally:
             with self._lock:
                 self._is_over.set()
-                if not is_main:
-                    interrupt_thread(self._thread, None)
+                if (
+                    self._is_interrupted
+                ):  # what was sent and has not been raised yet is raised here, and not in the next work
+                    with suppress(GivenUp):
+                        interrupt_thread(self._thread, GivenUp)
             if is_main:
                 signal.signal(SIGNAL, before or signal.SIG_DFL)
 
@@ -270,6 +274,7 @@ class Watchdog:
             if self._thread is threading.main_thread():
                 signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
             else:
+                self._is_interrupted = True
                 interrupt_thread(self._thread, GivenUp)
         grace_s = self._config.grace_s
         if isinstance(fault, ClusterLost):  # before Ray ends the process with its own exit code
@@ -318,10 +323,11 @@ def end_process(code: int) -> None:
     os._exit(code)
 
 
-def interrupt_thread(thread: threading.Thread, error: type[BaseException] | None) -> None:
-    """Has `thread` raise `error` when it next runs Python; None takes back what it has not raised yet."""
-    raised = ctypes.py_object(error) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), raised)
+def interrupt_thread(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Has `thread` raise `error` when it next runs Python."""
+    # Never take it back by None: Python 3.11 would note for good that something is to be raised, and with that note no thread that is
+    # traced (a debugger, coverage, cProfile, hypothesis) gets past the beginning of a function.
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error))
 
 
 def head_timeout_s() -> float:

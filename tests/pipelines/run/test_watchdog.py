@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -74,6 +75,34 @@ def test_a_stage_in_another_thread_is_ended_too_and_leaves_nothing_behind(tmp_pa
     for thread in watchdogs:  # the stage does not wait for the last lines of its watchdog
         thread.join(timeout=10)
     assert not [thread for thread in watchdogs if thread.is_alive()]
+
+
+@pytest.mark.parametrize("timeout_s", [9, 0.3])
+def test_a_process_whose_threads_were_watched_can_be_traced(timeout_s: float, tmp_path: Path) -> None:
+    """In a process of its own: one that cannot is lost."""
+    traced = f"""if True:
+        import faulthandler, sys, time
+        from concurrent.futures import ThreadPoolExecutor
+        from pathlib import Path
+        from test_watchdog import KEY, Watchdog, fake_run
+        def work(lease):
+            for _ in range(100):
+                time.sleep(0.01)
+            return {{"ok": 1}}
+        run = fake_run(Path({str(tmp_path)!r}))
+        with ThreadPoolExecutor() as pool:
+            watched = pool.submit(lambda: Watchdog(run, KEY, timeout_s={timeout_s}).once(work))
+            print(type(watched.exception()).__name__)
+        faulthandler.dump_traceback_later(20, exit=True)
+        sys.settrace(lambda *_: None)
+        print((lambda: "traced")())
+    """
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    ended = subprocess.run(
+        [sys.executable, "-c", traced], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    how = "StageHung" if timeout_s < 1 else "NoneType"
+    assert ended.stdout.split() == [how, "traced"], ended.stderr
 
 
 def test_an_inner_deadline_leaves_the_stacks_too_and_what_hangs_is_ended(tmp_path: Path) -> None:
