@@ -138,10 +138,12 @@ def test_the_core_passes_its_fast_tests_without_the_folders(tmp_path: Path) -> N
     for file in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "Makefile"):
         shutil.copy(ROOT / file, tmp_path / file)
     (tmp_path / "sitecustomize.py").write_text(ONLY_THIS_TREE)
-    # Tests of pages, images and wheels; of examples, comparisons, contracts and figures of the source, some of which are about extensions; and these.
+    # Tests of pages, images and wheels; of examples, comparisons, contracts, targets of mutation and figures of the source, some of which are about
+    # extensions; and these.
     left_out = [
         "docs",
         "infra",
+        "mutation",
         "packaging",
         "pipelines/examples",
         "algorithms",
