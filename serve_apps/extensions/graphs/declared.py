@@ -182,21 +182,22 @@ class _Walk:
 
 def _tool(name: str, settings: Mapping[str, Any]) -> Tool:
     place = f"workflow.settings.tools.{name}"
-    kinds = {key: path for extension in extensions() for key, path in extension.tools.items()}
-    if kind := next((key for key in kinds if key in settings), ""):
+    if "path" in settings:  # first: a maker of the author's own may take keys that extensions have, too
+        declared = open_by_name(str(settings["path"]), place=f"{place}.path")
+        more = {key: value for key, value in settings.items() if key != "path"}
         try:
-            made: Tool = open_by_name(kinds[kind], place=f"{place}.{kind}")(name, settings)
-            return made
+            made = declared if isinstance(declared, Tool) and not more else declared(**more)
         except TypeError as error:
-            raise TypeError(f"{place}: {error}") from None
-    if "path" not in settings:
+            raise TypeError(f"{place}: {settings['path']!r} makes no Tool of {sorted(more)}: {error}") from None
+        if not isinstance(made, Tool):
+            raise TypeError(f"{place}.path: {settings['path']!r} is no Tool, and makes none")
+        return made
+    kinds = {key: path for extension in extensions() for key, path in extension.tools.items()}
+    kind = next((key for key in kinds if key in settings), "")
+    if not kind:
         raise TypeError(f"{place}: give {''.join(f'`{key}`, ' for key in sorted(kinds))}or `path` of a tool")
-    declared = open_by_name(str(settings["path"]), place=f"{place}.path")
-    more = {key: value for key, value in settings.items() if key != "path"}
     try:
-        made = declared if isinstance(declared, Tool) and not more else declared(**more)
+        made = open_by_name(kinds[kind], place=f"{place}.{kind}")(name, settings)
     except TypeError as error:
-        raise TypeError(f"{place}: {settings['path']!r} makes no Tool of {sorted(more)}: {error}") from None
-    if not isinstance(made, Tool):
-        raise TypeError(f"{place}.path: {settings['path']!r} is no Tool, and makes none")
+        raise TypeError(f"{place}: {error}") from None
     return made

@@ -390,6 +390,19 @@ def test_what_is_no_tool_is_refused(path: str, tmp_path: Path) -> None:
         Declared(written(tmp_path, SLOW % ""), {"wait": {"path": path}})
 
 
+def made(retriever: dict[str, str], top_k: int) -> Tool:
+    async def wait() -> str:
+        return f"{top_k} of {retriever['corpus']}"
+
+    return Tool(wait, timeout_s=1)
+
+
+def test_a_maker_of_the_authors_own_takes_keys_that_extensions_have_too(tmp_path: Path) -> None:
+    settings = {"path": f"{__name__}:made", "retriever": {"corpus": "mine"}, "top_k": 2}
+    tool = Declared(written(tmp_path, SLOW % ""), {"wait": settings}).tools["wait"]
+    assert asyncio.run(tool()) == "2 of mine"
+
+
 CHOOSING = """
 nodes:
   next:
