@@ -117,6 +117,12 @@ def test_the_light_core_pulls_in_nothing_heavy(module: str) -> None:
     assert shown.stdout.strip() == "[]", f"import {module} pulls in {shown.stdout.strip()}"
 
 
+def test_episodes_of_programs_are_served_without_the_gateway() -> None:
+    code = "import sys, serve_apps.program.server as s; s.build_api({}); print({'serve_apps.gateway', 'ray.serve'} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "set()", "each worker that plays episodes would import it in the first of them"
+
+
 def test_help_names_every_command_without_anything_heavy() -> None:
     code = (
         "import sys\nfrom pipelines.cli.main import main\n"

@@ -7,5 +7,5 @@ from stores.extensions import Extension
 EXTENSION = Extension(
     name="responses",
     routes="serve_apps.extensions.responses.responses_api:add_to",
-    episode_routes="serve_apps.extensions.responses.responses_api:add_to_episodes",
+    episode_routes="serve_apps.extensions.responses.episode_responses:add_to",
 )

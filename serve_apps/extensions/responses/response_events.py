@@ -8,6 +8,7 @@ Each item is announced, grows by deltas, and is told again when it is done.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -38,6 +39,18 @@ async def response_events(request: ResponsesRequest, chunks: AsyncGenerator[dict
                 yield event
     for event in stream.end():
         yield event
+
+
+async def named_events(parts: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
+    """Yields each part as an event that is named by its `type`; an error is the last of them, named `error`."""
+    number = 0
+    async with aclosing(parts) as open_parts:
+        async for part in open_parts:
+            if error := part.get("error") if "type" not in part else None:
+                about = {name: error[name] for name in ("code", "message", "param")}
+                part = {"type": "error", "sequence_number": number, **about, **part}
+            number += 1
+            yield f"event: {part['type']}\ndata: {json.dumps(part)}\n\n"
 
 
 class _Stream:

@@ -12,9 +12,9 @@ import pytest
 from gateway_scene import CHUNK, Scene, closes_with_its_events
 from pydantic import BaseModel
 
+from serve_apps.extensions.responses.kept_responses import KeptResponses
 from serve_apps.extensions.responses.response_events import response_events
 from serve_apps.extensions.responses.responses import ResponsesRequest
-from serve_apps.extensions.responses.responses_api import KeptResponses
 from serve_apps.openai_api.protocol import ApiError
 from tests.serve_apps.extensions.episodes.test_gateway_episodes import Stage, client_of
 
