@@ -30,7 +30,8 @@ class Observer:
         """Episodes of one run and purpose that were stored together."""
 
     def check(self, run_id: str, check: Mapping[str, Any]) -> None:
-        """A check of figures: `{"key", "sources": {source: {figure: {"now", "state", ...}}}, ...}`."""
+        """A check of the champion's figures: `{"key", "sources": {source: {figure: {"now", "state", ...}}}, ...}`. That of an iteration is
+        `watch` in what its `record` returned."""
 
 
 @cache

@@ -127,6 +127,8 @@ def _result_points(row: StageRow, ref: Mapping[str, Any], run: dict[str, str]) -
             return _synced_points(synced, run)
         case Evaluated() as evaluated:
             return _evaluated_points(evaluated, run)
+        case None if "sources" in ref.get("watch", ()):  # of `record`, whose own process may know no cluster
+            return check_points(row.run_id, ref["watch"])
         case _:
             return []
 

@@ -1,4 +1,4 @@
-"""shown: an iteration -> its check in MLflow, Prometheus and the job's result; the latest checks -> a section of the report."""
+"""shown: an iteration -> its check in MLflow and the journal, from where observers get it; the latest checks -> a section of the report."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pipelines.extensions.watch.watching import (
     ITERATION,
     check_iteration,
     check_metrics,
-    check_summary,
     check_tags,
-    send_check,
 )
 from pipelines.report.page import section
 from pipelines.report.parts import Found, Part
@@ -22,10 +20,9 @@ TEMPLATE = Path(__file__).with_name("watch.html.jinja")
 
 
 def found(run: Run, iteration: int, *, at: float) -> Found:
-    """Checks the training episodes of an iteration, and sends the check to Prometheus."""
+    """Checks the training episodes of an iteration. The whole check is the result: whoever connects to Ray next tells Prometheus of it."""
     check = check_iteration(run, iteration, at=at)
-    send_check(run, check)
-    return Found(metrics=check_metrics(check), tags=check_tags(check), result=check_summary(check))
+    return Found(metrics=check_metrics(check), tags=check_tags(check), result=check)
 
 
 def part(run: Run, last: int) -> Part | None:

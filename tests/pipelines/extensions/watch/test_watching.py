@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from records import MakeTrace
+from stage_records import collected, finish
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
@@ -24,7 +25,7 @@ from pipelines.extensions.watch import command as watch_command
 from pipelines.extensions.watch import served_windows
 from pipelines.extensions.watch.episode_metrics import Estimate, Window
 from pipelines.extensions.watch.served_windows import estimates_of_sums
-from pipelines.extensions.watch.shown import TEMPLATE
+from pipelines.extensions.watch.shown import TEMPLATE, found
 from pipelines.extensions.watch.watching import (
     CHAMPION,
     ITERATION,
@@ -37,12 +38,14 @@ from pipelines.extensions.watch.watching import (
 from pipelines.report.page import section
 from pipelines.run.run import Run
 from pipelines.runners.schedule import reason_to_skip
+from pipelines.stages.steps import run_stage
 from serve_apps.gateway.traffic.figures import NAMES, Tally
 from stores.registry.registry import TeamRegistry
 from stores.registry.team import Team
 from stores.registry.tracking import RunTracker
 from stores.traces.served import Feedback, ServedStore
 from stores.types import SERVED, Purpose, Task
+from tests.pipelines.report.test_record import play
 from tests.pipelines.runners import answers_five
 from tests.pipelines.runners.answers_five import SMALL, Played, Sampled, write_tasks
 
@@ -382,3 +385,20 @@ def test_each_watching_plays_every_section_and_a_repeated_one_keeps_its_episodes
     again = watch_champion.watch(run, "champion", ["test", "sentinel"])
     assert again["sections"] == found["sections"] and (found["state"], again["state"]) == ("learning", "sound")
     assert played == {"t0": 4, "t1": 4}, "the test tasks were kept, the sentinel ones played anew"
+
+
+def test_a_check_that_was_recorded_without_a_cluster_is_sent_at_the_end_of_the_next_stage(
+    run: Run, make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = pytest.importorskip("pipelines.extensions.prometheus.points")
+    run.begin()
+    play(run, 1, make_trace)
+    kept = run.journal.once(run.key(1, "record"), lambda lease: {"watch": dict(found(run, 1, at=time.time()).result)})
+    monkeypatch.setattr(points, "_sent", set())  # as in another process, as each stage of a DAG run is
+    sent: list[Any] = []
+    monkeypatch.setattr(points, "send", lambda points, key="": sent.extend(points))
+    finish(run, 2, collected())
+    run_stage(run, "collect", 2)
+    assert {tags["figure"] for name, _, tags in sent if name == "troupe_alarm"} == set(
+        kept["watch"]["sources"][ITERATION]
+    )
