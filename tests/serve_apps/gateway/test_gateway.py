@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -158,6 +159,29 @@ def test_a_chat_on_a_real_engine_is_the_same_whole_and_streamed(served: Served, 
     assert greedy.choices[0].logprobs
     tokens = greedy.choices[0].logprobs.content or []
     assert all(token.logprob == token.top_logprobs[0].logprob for token in tokens), "the likeliest each time"
+
+
+VALUE = {
+    "type": "object",
+    "properties": {"value": {"type": "boolean"}},
+    "required": ["value"],
+    "additionalProperties": False,
+}
+ADD: Any = {"type": "function", "function": {"name": "add", "parameters": VALUE}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_knows_of_no_call_makes_the_one_that_is_forced(
+    served: Served, client: openai.OpenAI, stream: bool
+) -> None:
+    ask: dict[str, Any] = {"model": "demo/group/g", "messages": HELLO, "seed": 7, "max_tokens": 300}
+    one = {"tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}
+    answer = client.chat.completions.create(**ask, **one, stream=stream)
+    if stream:
+        (call,) = [call for chunk in answer for call in chunk.choices[0].delta.tool_calls or ()]
+    else:
+        (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name == "add" and json.loads(call.function.arguments)["value"] in (True, False)
 
 
 @pytest.mark.test
