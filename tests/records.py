@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
-import servers
 
 from stores.types import (
     EpisodeRewards,
@@ -23,6 +22,9 @@ from stores.types import (
     TurnReward,
     episode_id,
 )
+
+if TYPE_CHECKING:
+    from tests import servers
 
 MakeTrace = Callable[..., Trace]
 

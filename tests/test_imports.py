@@ -178,3 +178,22 @@ except ModuleNotFoundError:
 def test_validate_needs_the_dependencies_of_the_core_only() -> None:
     done = subprocess.run([sys.executable, "-c", CORE_ONLY], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "reflective_code.yaml: ok" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_starts_without_pytest_imports_other_tests_by_their_package() -> None:
+    """`make bench` and its like find what is in the root; pytest alone finds a file of tests by its bare name."""
+    bare = {file.stem for file in (ROOT / "tests").rglob("*.py")} - {"__init__"}
+    starts = [ROOT / "tests/showcase.py"]
+    for folder in ("algorithms", "bench", "chaos", "gpu_check", "mutation"):
+        starts += [f for f in (ROOT / "tests" / folder).glob("*.py") if not f.name.startswith(("test_", "conftest"))]
+    left, seen, faults = starts, set(starts), []
+    while left:
+        file = left.pop()
+        for name in imported(file):
+            if name in bare:
+                faults.append(f"{file.relative_to(ROOT)} imports {name}")
+            other = ROOT / f"{name.replace('.', '/')}.py"
+            if name.startswith("tests.") and other.is_file() and other not in seen:
+                seen.add(other)
+                left.append(other)
+    assert len(seen) > len(starts) and not faults

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from records import build_trace, build_turn
-
 from stores.types import (
     EpisodeRewards,
     FinishReason,
@@ -19,6 +17,7 @@ from stores.types import (
     TurnReward,
     episode_id,
 )
+from tests.records import build_trace, build_turn
 
 GROUP = "shared"
 COMPLETION = 6
