@@ -1,4 +1,4 @@
-"""command: `troupe maintain`."""
+"""command: `troupe maintain`, which removes what nothing needs."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Prometheus(Observer):
         send_champion(run_id, version)
 
     def episodes(self, traces: Sequence[Trace], *, num_in_flight: int, collector: str) -> None:
-        """Sends a batch."""
+        """Sends the points of a batch of episodes."""
         send(episode_points(traces, num_in_flight=num_in_flight, collector=collector))
 
     def check(self, run_id: str, check: Mapping[str, Any]) -> None:

@@ -52,19 +52,19 @@ class Export(Spans):
         self._flushing: threading.Thread | None = None
 
     def episode(self, spec: EpisodeSpec, *, workflow: str, attempt: int, served: Served | None) -> LiveEpisodeSpans:
-        """See Spans."""
+        """Returns spans of an attempt that are exported."""
         about: dict[str, Any] = {"workflow": workflow, "attempt": attempt, "served": served}
         return LiveEpisodeSpans(self.tracer, spec, **about, texts=self.config.texts)
 
     def model_call(self, call: Any, pieces: AsyncGenerator[Any]) -> AsyncGenerator[Any]:
-        """See Spans."""
+        """Returns the pieces in a span that is exported."""
         from serve_apps.extensions.telemetry.calls import in_span  # which a process that plays episodes has no use for
 
         return in_span(self.tracer, call, pieces, texts=self.config.texts)
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """See Spans."""
+        """Leaves the current context for a while."""
         token = context.attach(context.Context())
         try:
             yield
