@@ -1,6 +1,6 @@
 """team_dags: DAGs beside train_team, each one task that runs a troupe command, what comes before it and what its result leads to.
 
-evaluate_team     watch: troupe watch ──> state ──> sound | alarm | learning                       (`schedule.evaluate`)
+evaluate_team     watch: troupe watch ──> state ──> sound | alarm | learning; like the last one    (`schedule.evaluate`)
 roll_out_team     canary: troupe canary TEAM@VERSION --auto ──> verdict ──> promoted (asset) | sent_back | undecided
 promote_team      approve (a person, in Airflow's page) ──> promote: troupe promote ──> asset troupe://team/<run>
 rollback_team     approve ──> rollback: troupe rollback ──> the same asset
@@ -153,9 +153,9 @@ def _by_result(job: Any, key: str, *, ends: Sequence[EmptyOperator], fails: str,
     chosen(job.output) >> [*ends, fail(job.output)]
 
 
-_makers = [evaluate_team, roll_out_team, promote_team, rollback_team]
-if any(extension.name == "maintain" for extension in extensions()):
-    _makers.append(maintain_stores)
+_makers = [roll_out_team, promote_team, rollback_team]
+_there = {extension.name for extension in extensions()}
+_makers += [make for name, make in (("watch", evaluate_team), ("maintain", maintain_stores)) if name in _there]
 for _run in find_runs()[0]:
     for _make in _makers:
         globals()[f"{_make.__name__}__{_run.config.run}"] = _make(_run)

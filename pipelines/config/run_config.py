@@ -5,6 +5,7 @@ Pydantic and the standard library only, so that the command line answers at once
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from hashlib import sha256
@@ -42,10 +43,7 @@ class RunConfig(_Sections):
     @classmethod
     def _goes_on(cls, data: Any) -> Any:
         """Drops keys that are no settings any more: stored runs and teams have them."""
-        for section, key in (place.split(".") for place in GONE):
-            if isinstance(data, dict) and isinstance(own := data.get(section), dict) and key in own:
-                data = data | {section: {name: value for name, value in own.items() if name != key}}
-        return data
+        return _without_gone(data) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
@@ -62,6 +60,17 @@ class RunConfig(_Sections):
         runs that began before such a field existed go on.
         """
         return sha256(repr(_sorted(identity(self))).encode()).hexdigest()
+
+
+def _without_gone(data: dict[str, Any]) -> dict[str, Any]:
+    """Drops the keys of GONE, also from the sections of model groups."""
+    for section, key in (place.split(".") for place in GONE):
+        if isinstance(own := data.get(section), dict) and key in own:
+            data = data | {section: {name: value for name, value in own.items() if name != key}}
+    if isinstance(groups := data.get("model_groups"), dict):
+        kept = {name: _without_gone(of) if isinstance(of, dict) else of for name, of in groups.items()}
+        data = data | {"model_groups": kept}
+    return data
 
 
 def _sorted(value: Any) -> Any:
@@ -105,8 +114,9 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     """
     data = with_keys(_read_config(Path(path), ()), overrides or {})
     for key, _ in _leaves(data):
-        if key in GONE:
-            raise ValueError(f"{path}: {key!r} is no setting any more, {GONE[key]}: drop it")
+        name = re.sub(r"^model_groups\.[^.]+\.", "", key)
+        if name in GONE:
+            raise ValueError(f"{path}: {key!r} is no setting any more, {GONE[name]}: drop it")
     return parse_config(data, str(path))
 
 

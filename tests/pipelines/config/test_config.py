@@ -377,6 +377,17 @@ def test_a_key_that_was_a_setting_once_is_refused_in_a_file_and_a_stored_run_goe
     assert stored == parse_config(DEMO, "run.yaml")
 
 
+def test_a_key_that_was_a_setting_of_one_model_group_once_is_read_likewise(tmp_path: Path) -> None:
+    key = "model_groups.solver_verifier.serve"
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(changed({key: {"drain_timeout_s": 5}})))
+    with pytest.raises(
+        ValueError, match=r"solver_verifier\.serve\.drain_timeout_s' is no setting any more, .*: drop it"
+    ):
+        load_config(tmp_path / "run.yaml")
+    stored = parse_config(changed({key: {"drain_timeout_s": 5}}), "the config of a run")
+    assert stored == parse_config(changed({key: {}}), "run.yaml")
+
+
 def test_learning_signals_are_given_to_all_groups_or_to_one() -> None:
     changes = {
         "train.agents": {"solver": {"weight": 2.0}, "finalizer": {"weight": 0}},
