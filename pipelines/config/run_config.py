@@ -68,8 +68,8 @@ def _without_gone(data: dict[str, Any]) -> dict[str, Any]:
         if isinstance(own := data.get(section), dict) and key in own:
             data = data | {section: {name: value for name, value in own.items() if name != key}}
     if isinstance(groups := data.get("model_groups"), dict):
-        kept = {name: _without_gone(of) if isinstance(of, dict) else of for name, of in groups.items()}
-        data = data | {"model_groups": kept}
+        cleaned = {name: _without_gone(of) if isinstance(of, dict) else of for name, of in groups.items()}
+        data = data | {"model_groups": cleaned}
     return data
 
 

@@ -308,8 +308,8 @@ def _clopper_pearson(num_won: int, num: int, *, confidence: float) -> tuple[floa
     """Exact interval of a binomial share."""
     from scipy.stats import binomtest
 
-    found = binomtest(num_won, num).proportion_ci(confidence_level=confidence, method="exact")
-    return float(found.low), float(found.high)
+    interval = binomtest(num_won, num).proportion_ci(confidence_level=confidence, method="exact")
+    return float(interval.low), float(interval.high)
 
 
 def interval_over_seeds(

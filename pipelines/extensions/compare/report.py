@@ -16,9 +16,9 @@ TEMPLATE = Path(__file__).with_name("compare.html.jinja")
 def part(run: Run, last: int) -> Part:
     """Returns what the report says of a team that was compared with one agent; `comparison` is null where nobody did that."""
     data = read_file(comparison_place(run))
-    found = None if data is None else json.loads(data)
-    html = "" if found is None else section(TEMPLATE, found=found)
-    return Part(html=html, is_result=True, values={"comparison": found})
+    comparison = None if data is None else json.loads(data)
+    html = "" if comparison is None else section(TEMPLATE, comparison=comparison)
+    return Part(html=html, is_result=True, values={"comparison": comparison})
 
 
 def comparison_place(run: Run) -> str:

@@ -172,7 +172,7 @@ def part(run: Run, last: int) -> Part:
 
 def part_of(split: FormSplit) -> Part:
     """Returns what the report says of a split."""
-    found: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "method": "Kitagawa 1955",
         "before": asdict(split.before),
         "after": asdict(split.after),
@@ -180,7 +180,7 @@ def part_of(split: FormSplit) -> Part:
         **{name: part.mean for name, part in (("form", split.form), ("substance", split.substance))},
         **{f"{name}_ci95": part.ci95 for name, part in (("form", split.form), ("substance", split.substance))},
     }
-    return Part(html=section(TEMPLATE, form=found), is_result=True, values={"form": found})
+    return Part(html=section(TEMPLATE, form=shown), is_result=True, values={"form": shown})
 
 
 def _judged(run: Run, measured: Measured) -> dict[str, list[Judged]]:

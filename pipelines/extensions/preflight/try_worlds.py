@@ -32,18 +32,18 @@ def notes(config: RunConfig) -> list[str]:
     forms = TaskForms(workflow)
     check_tasks(config, check=forms.check)
     try_servers(workflow.environments)
-    said: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for at, task in islice(forms.first.values(), MAX_FORMS):
         trace = _played(config, workflow, task)
         _check_begins(trace, at, workflow)
         if trace.status in SOUND:
             _check_judged(config, trace, at)
         else:
-            said[at] = f"{at}: the episode that was tried ended with {trace.status.value}: {trace.error}"
+            lines[at] = f"{at}: the episode that was tried ended with {trace.status.value}: {trace.error}"
         for name, began_s in _begun(trace, workflow):
-            said.setdefault(name, f"environment {name}: a world of {at} began in {began_s:.1f} s")
-    others = {name: environment for name, environment in workflow.environments.items() if name not in said}
-    return [*said.values(), *try_environments(others)]
+            lines.setdefault(name, f"environment {name}: a world of {at} began in {began_s:.1f} s")
+    others = {name: environment for name, environment in workflow.environments.items() if name not in lines}
+    return [*lines.values(), *try_environments(others)]
 
 
 def _played(config: RunConfig, workflow: Workflow, task: Task) -> Trace:

@@ -42,10 +42,10 @@ def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:
         cells = (str(value["turn_index"]), value["agent"], before, str(value["num_replays"]))
         table.add_row(*map(ForeignText, cells), style="bold" if is_found else None)
     low, high = explanation["ci95"]
-    found = f"turn {explanation['turn_index']} ({explanation['agent']})"
+    turn = f"turn {explanation['turn_index']} ({explanation['agent']})"
     cost = f"{explanation['cost']:+.3f} [{low:+.3f}, {high:+.3f}]"
     verdict = (
-        f"{found} cost most: {cost}, from {explanation['before']:.3f} before it to {explanation['after']:.3f} after it"
+        f"{turn} cost most: {cost}, from {explanation['before']:.3f} before it to {explanation['after']:.3f} after it"
     )
     if not explanation["is_certain"]:
         verdict = f"no turn certainly cost anything; {verdict}: ask for more --replays, or the team cannot do better from any turn"
@@ -55,7 +55,7 @@ def explanation_view(explanation: Mapping[str, Any]) -> RenderableType:
         ),
         table,
         ForeignText(verdict, style="bold"),
-        Panel(ForeignText(explanation["completion"]), title=ForeignText(f"{found} said"), title_align="left"),
+        Panel(ForeignText(explanation["completion"]), title=ForeignText(f"{turn} said"), title_align="left"),
     ]
     if alternative := explanation["alternative"]:
         title = f"in a replay that earned {alternative['outcome']:g} ({alternative['episode_id']})"

@@ -20,11 +20,11 @@ MAX_CHARACTERS = 1_000_000
 
 def add_to(routes: APIRouter, episodes: Episodes) -> None:
     """Adds the routes to the episodes of programs."""
-    kept_of: WeakKeyDictionary[ProgramEpisode, KeptResponses] = WeakKeyDictionary()
+    responses_of: WeakKeyDictionary[ProgramEpisode, KeptResponses] = WeakKeyDictionary()
 
     async def respond(episode: ProgramEpisode, agent: str, body: ResponsesRequest, request: Request) -> Response:
-        kept = kept_of.setdefault(episode, KeptResponses(max_characters=MAX_CHARACTERS))
-        asked, keep = kept.conversation(body, agent)
+        earlier = responses_of.setdefault(episode, KeptResponses(max_characters=MAX_CHARACTERS))
+        asked, keep = earlier.conversation(body, agent)
         reply = await unless_gone(request, episodes.chat(episode, agent, asked))
         response = keep(response_of(body, reply))
         if not body.stream:
