@@ -155,6 +155,12 @@ def check_cron(text: str) -> None:
         raise ValueError(
             f"{text!r} has {len(text.split())} fields, cron has 5 (minute hour day month weekday), or: {presets}"
         )
+    if drawn := next(
+        (field for field in text.split() if field[0] in "rR"), None
+    ):  # croniter would draw another one at each reading
+        raise ValueError(
+            f"{text!r} has the random field {drawn!r}: give a time, so that each reader of the DAG has the same"
+        )
     if find_spec("croniter") is None:
         return
     from croniter import CroniterBadDateError, CroniterError, croniter

@@ -43,7 +43,8 @@ class GuardsConfig(FigureLimits):
     """By how much a candidate may be worse than the champion in each figure; null: the figure is not checked.
 
     A guard holds where its whole interval is on the allowed side of the limit. Where the whole interval is on the other side
-    the candidate is rejected; between the two the decision is inconclusive."""
+    the candidate is rejected; between the two the decision is inconclusive.
+    """
 
     DEFAULTS = limits_of({name: figure.guard for name, figure in FIGURES.items()})
 

@@ -186,9 +186,8 @@ class Watchdog:
         finally:
             with self._lock:
                 self._is_over.set()
-                if (
-                    self._is_interrupted
-                ):  # what was sent and has not been raised yet is raised here, and not in the next work
+                if self._is_interrupted:
+                    # What was sent and has not been raised yet is raised here, and not in the thread's next work.
                     with suppress(GivenUp):
                         interrupt_thread(self._thread, GivenUp)
             if is_main:

@@ -40,6 +40,7 @@ def test_cron_and_presets_are_taken(cron: str) -> None:
     [
         ({"cron": "61 * * * *"}, r"schedule.cron: '61 \* \* \* \*' is no time of cron .*: minute \(0 to 59"),
         ({"cron": "* * *"}, "has 3 fields, cron has 5"),
+        ({"cron": "R(0-30) * * * *"}, r"has the random field 'R\(0-30\)'"),
         ({"cron": "@dayly"}, "has 1 fields, cron has 5.*@daily"),
         ({"evaluate": "0 25 * * *"}, r"schedule.evaluate: '0 25 \* \* \*' is no time of cron .*hour \(0 to 23"),
         ({"cron": "0 0 31 2 *"}, r"schedule.cron: '0 0 31 2 \*' never fires: no month that it names has such a day"),
