@@ -14,7 +14,10 @@ from pydantic import Field, field_validator, model_validator
 from pipelines.figures.limits import GuardsConfig, TrafficGuardsConfig
 from serve_apps.config import CallConfig, EpisodeConfig, TelemetryConfig
 from serve_apps.policy.proof import Limits, limits_for
+from stores.by_name import open_by_name
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
+
+TEST_FORM = "a function (candidate, champion, how) -> Interval as pipelines.evaluation.statistics:paired_interval is"
 
 
 class DottedConfig(Settings):
@@ -377,10 +380,11 @@ class EvaluateConfig(Settings):
     confidence: float = Field(0.95, gt=0, lt=1)
     """The confidence of the interval of the gain by which the gate decides. Accuracies are always reported with 95%
     intervals."""
-    test: Literal["auto", "mcnemar"] = "auto"
+    test: str = "auto"
     """The source of that interval. `auto`: the BCa bootstrap over tasks where each has one episode with outcome 0 or 1 and is a
     problem of its own, else bets (pipelines/evaluation/betting.py), which hold for outcomes of any distribution. `mcnemar`: the
-    exact McNemar test (one episode per task, outcome 0 or 1)."""
+    exact McNemar test (one episode per task, outcome 0 or 1). Or the dotted path `package.module:name` of a function of your own
+    with the signature of `paired_interval` (pipelines/evaluation/statistics.py)."""
     tasks_per_look: int | None = Field(None, ge=1)
     """The number of tasks by which the evaluation grows until the gate can decide or `tasks_per_decision` are played. The
     interval is then a confidence sequence, which stays valid however often it is checked; null: all tasks at once."""
@@ -393,16 +397,28 @@ class EvaluateConfig(Settings):
     """The deadline in seconds of each evaluation: of the gate's tasks, of the test tasks before and after, of a task
     file."""
 
+    @field_validator("test")
+    @classmethod
+    def _is_a_test(cls, value: str) -> str:
+        if value in ("auto", "mcnemar"):
+            return value
+        if ":" not in value:
+            raise ValueError(
+                f"no test of this name: there are auto, mcnemar. One of your own is 'module:name', {TEST_FORM}"
+            )
+        open_by_name(value, place="", wanted=TEST_FORM, fits=callable, is_parsing=True)
+        return value
+
     @model_validator(mode="after")
-    def _exact_test_can_be(self) -> Self:
+    def _test_can_be(self) -> Self:
         if self.test == "mcnemar" and self.episodes_per_task > 1:
             raise ValueError(
                 f"evaluate.test: mcnemar compares one episode per task, and evaluate.episodes_per_task is "
                 f"{self.episodes_per_task}: give 1, or use test: auto"
             )
-        if self.test == "mcnemar" and self.tasks_per_look is not None:
+        if self.test != "auto" and self.tasks_per_look is not None:
             raise ValueError(
-                "evaluate.test: mcnemar is for a fixed number of tasks, and evaluate.tasks_per_look looks in between: drop "
+                f"evaluate.test: {self.test} is for a fixed number of tasks, and evaluate.tasks_per_look looks in between: drop "
                 "one of them"
             )
         return self

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from pipelines.config.sections import TEST_FORM
 from pipelines.credit.rule import worst_outcome
 from pipelines.episodes.collector import end_collectors
 from pipelines.evaluation.gate import Evidence, Verdict, decide_promotion, worst_case
@@ -42,6 +43,7 @@ from pipelines.run.run import Run, plain
 from pipelines.run.serving import serve
 from pipelines.stages.table import StageCall
 from pipelines.tasks.splits import task_slice
+from stores.by_name import open_by_name
 from stores.journal.stage_results import Evaluated, Gain
 from stores.types import Purpose, Task, families
 
@@ -253,7 +255,15 @@ def _interval(
     how = Resampling.of(run.config, families, confidence=confidence)
     if planned is not None:
         return paired_sequence(new, old, how, planned=planned)
-    return (exact_interval if run.config.evaluate.test == "mcnemar" else paired_interval)(new, old, how)
+    name = run.config.evaluate.test
+    if name in ("auto", "mcnemar"):
+        return (exact_interval if name == "mcnemar" else paired_interval)(new, old, how)
+    found = open_by_name(name, place="evaluate.test")(new, old, how)
+    if not isinstance(found, Interval) or not -math.inf < found.low <= found.mean <= found.high < math.inf:
+        raise ValueError(
+            f"evaluate.test: {name} returned {found!r}: it must be {TEST_FORM}, with finite low <= mean <= high"
+        )
+    return found
 
 
 def _gain_by_source(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -241,3 +242,59 @@ def test_the_exact_test_decides_where_it_is_asked_for(scene: Callable[..., Scene
     won = 48  # of 48 tasks that differ: the lower bound of the share won is (1/40)^(1/48)
     differ = binomtest(won, 240).proportion_ci(confidence_level=0.95, method="exact").low
     assert report.gain.low == pytest.approx(differ * (2 * 0.025 ** (1 / won) - 1), abs=1e-6)
+
+
+OWN_TEST = """
+import numpy as np
+
+from pipelines.evaluation.statistics import Interval, paired_differences
+
+
+def hoeffding(candidate, champion, how):
+    gains = paired_differences(candidate, champion)
+    mean, half = float(gains.mean()), float(np.sqrt(2 * np.log(2 / (1 - how.confidence)) / len(gains)))
+    return Interval(mean=mean, low=mean - half, high=mean + half, num_tasks=len(gains))
+
+
+def upside_down(candidate, champion, how):
+    return Interval(mean=0.0, low=1.0, high=-1.0, num_tasks=len(candidate))
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_gate_test.py").write_text(OWN_TEST)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(("gained", "verdict"), [(2, "promote"), (1, "inconclusive")])
+def test_a_test_of_the_users_own_folder_decides(
+    scene: Callable[..., Scene], own_test: None, gained: int, verdict: str
+) -> None:
+    half = math.sqrt(2 * math.log(40) / 240)  # of 240 differences in [-1, 1], at 95%
+    own = scene(
+        lambda number, versions: number % 10 < 3 + gained * (versions["a"] - 1),
+        **{"evaluate.test": "own_gate_test:hoeffding"},
+    )
+    report, _ = own.decide()
+    assert report.verdict == verdict and report.gain is not None
+    assert (report.gain.low, report.gain.high) == pytest.approx((gained / 10 - half, gained / 10 + half))
+
+
+def test_what_is_no_test_of_the_gate_is_named(scene: Callable[..., Scene], own_test: None) -> None:
+    for changes, fault in (
+        ({"evaluate.test": "own_gate_test:number"}, r"is .*int.*must be a function \(candidate, champion, how\)"),
+        ({"evaluate.test": "own_gate_test:hofding"}, "has no 'hofding'"),
+        ({"evaluate.test": "macnemar"}, "no test of this name: there are auto, mcnemar"),
+        (
+            {"evaluate.test": "own_gate_test:hoeffding", "evaluate.tasks_per_look": 20},
+            "own_gate_test:hoeffding is for a fixed number of tasks",
+        ),
+    ):
+        with pytest.raises(ValueError, match=fault):
+            load_config(SMALL, changes)
+    with pytest.raises(ValueError, match=r"evaluate\.test: own_gate_test:upside_down returned .*low <= mean <= high"):
+        scene(lambda number, versions: number % 2 == 0, **{"evaluate.test": "own_gate_test:upside_down"}).decide()
