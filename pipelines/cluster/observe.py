@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from stores.by_name import open_by_name
 from stores.extensions import extensions
@@ -15,10 +16,11 @@ from stores.types import SOUND, Trace
 
 logger = logging.getLogger(__name__)
 _failures = Sparingly(logger)
+P = ParamSpec("P")
 
 
 class Observer:
-    """Is told what happens in a run, by any of its processes, and of one thing perhaps twice. None of these methods may fail or wait."""
+    """Is told what happens in a run, by any of its processes, and of one thing perhaps twice. None of these methods may wait."""
 
     def stages(self, rows: Sequence[StageRow], *, has_latest: bool) -> None:
         """Stages, some of which have ended. Args: has_latest: no later iteration of the run has one that has ended."""
@@ -39,6 +41,18 @@ def observers() -> Sequence[Observer]:
     """Returns an observer of each extension that has one."""
     paths = {extension.name: extension.observer for extension in extensions() if extension.observer}
     return [open_by_name(path, place=f"extension {name}")() for name, path in paths.items()]
+
+
+def tell(what: Callable[Concatenate[Observer, P], None], *values: P.args, **more: P.kwargs) -> None:
+    """Calls this method of every observer. One that raises is named in the log: it may be anybody's, and must not end a stage."""
+    for observer in observers():
+        try:
+            getattr(observer, what.__name__)(*values, **more)
+        except Exception as error:  # noqa: BLE001 - boundary: code of another package
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = "observer %s.%s raised %s at %s line %s"  # not its message, which may quote a prompt
+            about = (type(observer).__qualname__, what.__name__, type(error).__name__, where.filename, where.lineno)
+            _failures.warning(text, *about)
 
 
 def log_failed(traces: Iterable[Trace], *, is_last: bool = True) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from pipelines.cluster.observe import log_failed, observers
+from pipelines.cluster.observe import Observer, log_failed, tell
 from pipelines.config.sections import CollectConfig
 from serve_apps.config import CallConfig
 from serve_apps.episode.runner import run_episode
@@ -178,9 +178,8 @@ class Collector:
                 await asyncio.to_thread(store.write_episodes, finished, replaced=replaced)
                 with carried(log):
                     log_failed(finished, is_last=not left)
-                for observer in observers():
-                    num_in_flight = min(len(left), config.episodes_in_flight)
-                    observer.episodes(finished, num_in_flight=num_in_flight, collector=place)
+                num_in_flight = min(len(left), config.episodes_in_flight)
+                tell(Observer.episodes, finished, num_in_flight=num_in_flight, collector=place)
                 summary, finished = _summary(finished), []
             elif not done and (stop_state or time.monotonic() > told_at + TELL_EVERY_S):
                 summary = PULSE

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.cluster.observe import observers
+from pipelines.cluster.observe import Observer, tell
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
 from pipelines.report.parts import found_of, parts_of
 from pipelines.report.result import run_report
@@ -57,8 +57,7 @@ def _record_once(run: Run, iteration: int) -> dict[str, Any]:
     with bound(run=run.run_id, iteration=iteration, stage=STAGE):
         ref = run.journal.once(run.key(iteration, STAGE), lambda lease: _record(run, iteration), owner=stage_owner())
         rows = [row for row in run.journal.stages(run.run_id, iteration) if row.stage == STAGE]
-        for observer in observers():
-            observer.stages(rows, has_latest=False)
+        tell(Observer.stages, rows, has_latest=False)
         return ref
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pipelines.cluster.observe import observers
+from pipelines.cluster.observe import Observer, tell
 from pipelines.cluster.owner_links import stage_owner
 from pipelines.run.run import Run, plain
 from stores.journal.journal import Lease
@@ -34,8 +34,7 @@ def set_champion(
         champion = {"team_version": version, "models": {group: plain(ref) for group, ref in models.items()}}
         run.journal.put_value(run.run_id, RunValue.CHAMPION, champion)
         run.journal.put_value(run.run_id, RunValue.CHAMPIONS, {"history": past})
-    for observer in observers():
-        observer.champion(run.run_id, version)
+    tell(Observer.champion, run.run_id, version)
 
 
 def hold_promotion(run: Run) -> AbstractContextManager[Lease]:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipelines.cluster.observe import observers
+from pipelines.cluster.observe import Observer, tell
 from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration, NotDone
 from pipelines.run.iterations import QUIET_S, is_under_way, next_iteration, say_at_work
@@ -203,10 +203,9 @@ def _send_points(run: Run, iteration: int) -> None:
     last = iteration + run.config.loop.max_lag  # so far iterations may overlap
     rows = [row for k in range(iteration - 1, last + 1) for row in run.journal.stages(run.run_id, k)]
     champion = champion_version(run)
-    for observer in observers():
-        observer.stages(rows, has_latest=True)
-        if champion is not None:
-            observer.champion(run.run_id, champion)
+    tell(Observer.stages, rows, has_latest=True)
+    if champion is not None:
+        tell(Observer.champion, run.run_id, champion)
 
 
 def _alone(run: Run, stage: Stage) -> AbstractContextManager[Lease] | None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipelines.cluster.observe import observers
+from pipelines.cluster.observe import Observer, tell
 from pipelines.extensions.watch.alarms import CheckedFigure, check_window, num_figures
 from pipelines.extensions.watch.config import watch_config
 from pipelines.extensions.watch.episode_metrics import Window, window_of
@@ -140,8 +140,7 @@ def check_tags(check: Mapping[str, Any]) -> dict[str, str]:
 
 def send_check(run: Run, check: Mapping[str, Any]) -> None:
     """Tells observers of a check."""
-    for observer in observers():
-        observer.check(run.run_id, check)
+    tell(Observer.check, run.run_id, check)
 
 
 def check_summary(check: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.cluster.observe import log_failed
+from pipelines.cluster import observe
+from pipelines.cluster.observe import Observer, log_failed, tell
 from stores.types import Cause, EpisodeStatus
 
 pytestmark = pytest.mark.fast
@@ -31,3 +32,27 @@ def test_a_failed_episode_is_logged_without_its_text(caplog: pytest.LogCaptureFi
     log_failed([failed] * 50, is_last=False)
     log_failed([failed] * 50)
     assert caplog.messages[1:] == [line] * 10 + ["... and 90 more like these"]
+
+
+class _Broken(Observer):
+    def champion(self, run_id: str, version: int) -> None:
+        raise RuntimeError("the text of a prompt")
+
+
+class _Heard(Observer):
+    def __init__(self) -> None:
+        self.champions: list[tuple[str, int]] = []
+
+    def champion(self, run_id: str, version: int) -> None:
+        self.champions.append((run_id, version))
+
+
+def test_an_observer_that_raises_is_named_and_the_next_one_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = _Heard()
+    monkeypatch.setattr(observe, "observers", lambda: [_Broken(), heard])
+    tell(Observer.champion, "demo", 3)
+    assert heard.champions == [("demo", 3)]
+    assert "observer _Broken.champion raised RuntimeError at " in caplog.text and "test_observe.py" in caplog.text
+    assert "the text of a prompt" not in caplog.text
