@@ -40,6 +40,8 @@ LOCK = "lock"
 """The stage name of a lock, which is held but never done; its `model_group` is the name of the lock."""
 HOLD_WAIT_S = 3600.0
 """How long `Journal.hold` waits for a lock that another process has: as long as the evaluation of a large team takes."""
+FINISH_WAIT_S = 60.0
+"""How long the end of a stage is tried to be recorded while the database does not answer."""
 MAX_NAMES = 500
 """Names in one query: databases limit them."""
 
@@ -112,7 +114,7 @@ class Lease:
     """The right to do one stage."""
 
     def __init__(self, key: StageKey, token: int) -> None:
-        self.key, self.token = key, token
+        self.key, self.token, self.started = key, token, time.perf_counter()
         self._is_lost = threading.Event()
 
     def check(self) -> None:
@@ -203,15 +205,14 @@ class Journal:
         lease = self._acquire(key, owner, lease_s, wait_s)
         if isinstance(lease, dict):
             return lease
-        started = time.perf_counter()
         try:
             with self._alive(lease, lease_s):
                 ref = work(lease)
                 text = json.dumps(ref)
         except BaseException as error:
-            self._finish(lease, started, status=FAILED, error=f"{type(error).__name__}: {error}")
+            self._finish(lease, status=FAILED, error=f"{type(error).__name__}: {error}")
             raise
-        if not self._finish(lease, started, status=DONE, ref=text, error=""):
+        if not self._finish(lease, status=DONE, ref=text, error=""):
             lease._is_lost.set()
             lease.check()
         return json.loads(text)
@@ -226,12 +227,11 @@ class Journal:
         """
         lease = self._acquire(StageKey(run_id, 0, LOCK, name), owner, lease_s, wait_s)
         assert isinstance(lease, Lease), "a lock is never done"
-        started = time.perf_counter()
         try:
             with self._alive(lease, lease_s):
                 yield lease
         finally:
-            self._finish(lease, started, status=FREE)
+            self._finish(lease, status=FREE)
 
     @contextmanager
     def _alive(self, lease: Lease, lease_s: float) -> Iterator[None]:
@@ -251,7 +251,7 @@ class Journal:
 
     def fail(self, lease: Lease, error: str) -> bool:
         """Marks a leased stage as failed before its process is ended; False if the lease was lost before."""
-        return self._finish(lease, time.perf_counter(), status=FAILED, error=error)
+        return self._finish(lease, status=FAILED, error=error)
 
     def ref(self, key: StageKey) -> dict[str, Any] | None:
         """The ref of a finished stage, else None."""
@@ -394,11 +394,20 @@ class Journal:
                 lease._is_lost.set()
                 return
 
-    def _finish(self, lease: Lease, started: float, **values: Any) -> bool:
+    def _finish(self, lease: Lease, **values: Any) -> bool:
+        """Records the end of a lease, also where the database is away for a while: the work of hours may hang on it."""
         is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
-        values |= {"ended_at": time.time(), "seconds": time.perf_counter() - started}
-        with self._connect() as connection:
-            return connection.execute(STAGES.update().where(is_row).values(values)).rowcount == 1
+        values |= {"ended_at": time.time(), "seconds": time.perf_counter() - lease.started}
+        deadline = time.monotonic() + FINISH_WAIT_S
+        while True:
+            try:
+                with self._connect() as connection:
+                    return connection.execute(STAGES.update().where(is_row).values(values)).rowcount == 1
+            except OperationalError as error:
+                if time.monotonic() > deadline:
+                    raise
+                logger.warning("%s: its end cannot be recorded yet: %s", lease.key, error.orig)
+                time.sleep(1.0)
 
     def _row(self, key: StageKey) -> StageRow | None:
         return self._one(sa.select(STAGES).where(_is_row(key)))

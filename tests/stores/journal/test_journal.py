@@ -85,6 +85,18 @@ def test_a_failure_is_recorded_raised_and_may_be_tried_again(journal: Journal) -
     assert (row.status, row.error, row.token) == ("done", "", 2)
 
 
+def test_a_stage_that_is_marked_as_failed_took_as_long_as_it_took(journal: Journal) -> None:
+    def hung(lease: Lease) -> dict[str, object]:
+        lease.started -= 60
+        journal.fail(lease, "hung")
+        return {}
+
+    with pytest.raises(LeaseLost):
+        journal.once(KEY, hung)
+    (row,) = journal.stages("run")
+    assert (row.status, row.error) == ("failed", "hung") and row.seconds >= 60
+
+
 def test_processes_that_race_for_a_stage_do_it_once_and_agree(journal: Journal, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     racers = [_racer(journal, mark, seconds=0.3) for _ in range(4)]
@@ -190,6 +202,24 @@ def test_a_lease_outlives_a_database_that_was_away_longer_than_it_if_nobody_took
 
     assert journal.once(KEY, long_work, lease_s=0.6) == {"by": "first"}
     assert failed.is_set()
+
+
+def test_an_outage_of_the_database_at_the_end_of_a_stage_does_not_cost_the_stage(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, failures = journal._connect, iter(range(2))
+
+    def flaky() -> Any:
+        if next(failures, None) is not None:
+            raise OperationalError("UPDATE", {}, Exception("server closed the connection"))
+        return connect()
+
+    def work(lease: Lease) -> dict[str, object]:
+        monkeypatch.setattr(journal, "_connect", flaky)
+        return {"version": 3}
+
+    assert journal.once(KEY, work) == {"version": 3} == journal.ref(KEY)
+    assert next(failures, None) is None
 
 
 def test_a_lease_that_was_taken_over_says_so(journal: Journal) -> None:
