@@ -133,9 +133,9 @@ def jobs(
     for job in _api(cluster).jobs():
         if job.run == run if run else job.submission_id.startswith("troupe-"):
             started = datetime.fromtimestamp(job.started_at).strftime("%F %T") if job.started_at else ""
-            seconds = (job.ended_at or time.time()) - job.started_at if job.started_at else 0.0
+            seconds = f"{(job.ended_at or time.time()) - job.started_at:.0f}" if job.started_at else ""
             code = f" ({job.exit_code})" if job.exit_code else ""
-            table.add_row(*map(Text, (job.submission_id, f"{job.status}{code}", started, f"{seconds:.0f}")))
+            table.add_row(*map(Text, (job.submission_id, f"{job.status}{code}", started, seconds)))
     Console().print(table)
 
 

@@ -41,7 +41,7 @@ def charge(
 
     Args:
         traces: the episodes of `rewards`, in any order.
-        mean: the `mean_cost` of the iteration.
+        mean: the `mean_cost` of the iteration, or the limit where there is none.
     """
     trace_of = {trace.episode_id: trace for trace in traces}
     charged = []
@@ -56,10 +56,10 @@ def charge(
     return charged
 
 
-def mean_cost(traces: Sequence[Trace], config: CostConfig) -> float:
-    """Returns what an episode costs on average, without those that the policy caused to fail; the limit where there are no others."""
+def mean_cost(traces: Sequence[Trace], config: CostConfig) -> float | None:
+    """Returns what an episode costs on average, without those that the policy caused to fail; None where there are no others."""
     totals = [sum(turn_costs(trace, config).values()) for trace in traces if trace.cause is not Cause.POLICY]
-    return sum(totals) / len(totals) if totals else config.at_most
+    return sum(totals) / len(totals) if totals else None
 
 
 def next_multiplier(multiplier: float, cost: float, config: CostConfig) -> float:

@@ -68,8 +68,8 @@ class Inferred:
     """The rewards of an iteration, and how far they can be trusted."""
 
     rewards: list[EpisodeRewards]
-    fidelity: float
-    """How well the outcomes of unseen episodes are ordered, -1 to 1; 0 where all ended alike."""
+    fidelity: float | None
+    """How well the outcomes of unseen episodes are ordered, -1 to 1; None where all ended alike."""
     is_used: bool
     """False where chance orders them as well: the rewards are those of the inner rule."""
 

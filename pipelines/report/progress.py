@@ -102,7 +102,7 @@ class Screen:
         Args: commands: what each is for.
         """
         report = written.report
-        if report["before"] and report["after"]:
+        if report.get("delta") is not None:
             low, high = report["delta_ci95"]
             self.console.print(
                 f"[bold]accuracy {report['before']['accuracy']:.3f} -> {report['after']['accuracy']:.3f}[/], gain "

@@ -21,7 +21,7 @@ TaskOutcomes = Mapping[str, Sequence[float]]
 
 
 def run_report(run: Run, so_far: SoFar, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """report.json: the run's result with the figures it rests on.
+    """report.json: the run's result with the figures it rests on; null for what was not measured.
 
     Args: rows: the figures of the iterations that are drawn, see `ReportData.iterations`; the last is the latest.
     """
@@ -45,8 +45,8 @@ def run_report(run: Run, so_far: SoFar, rows: Sequence[Mapping[str, Any]]) -> di
         },
         "iterations": so_far.num_iterations,
         "seconds": _seconds_of_run(run, so_far.seconds),
-        "overhead_share": [row["metrics"]["overhead_share"] for row in rows],
-        "logprob_gap": {"mean": so_far.gap_sum / max(so_far.num_gaps, 1), "max": so_far.gap_max},
+        "overhead_share": [row["metrics"].get("overhead_share") for row in rows],
+        "logprob_gap": {"mean": so_far.gap_sum / so_far.num_gaps if so_far.num_gaps else None, "max": so_far.gap_max},
         "sync_seconds": so_far.sync_seconds,
         "failed_groups": so_far.failed_groups,
         "warnings": [str(warning) for warning in so_far.shown_warnings()],
@@ -98,14 +98,14 @@ def _paired(run: Run, first: TaskOutcomes, second: TaskOutcomes, families: Famil
     )
 
 
-def _seconds_of_run(run: Run, by_stage: Mapping[str, float]) -> dict[str, float]:
+def _seconds_of_run(run: Run, by_stage: Mapping[str, float]) -> dict[str, float | None]:
     """By stage over all iterations; `iterations` is their total, `total` the wall time of the run."""
     totals = dict(by_stage)
     iterations = totals.pop("total", 0.0)
     begun = [row for row in run.journal.stages(run.run_id, 0) if row.stage == WarmStarted.STAGE]
     return {
         **totals,
-        "warmstart": (begun[0].seconds or 0.0) if begun else 0.0,
+        "warmstart": begun[0].seconds if begun else None,
         "iterations": iterations,
         "total": wall_seconds(run, RunValue.WALL, iterations),
     }

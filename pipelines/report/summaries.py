@@ -8,7 +8,8 @@ Figures are kept from when `record` of their iteration has begun: the seconds of
 A run that is only read keeps nothing.
 
 Up to `MOST_DRAWN` iterations every one is drawn. Beyond, every fourth is, then every eighth and so on, so that between half of
-`MOST_THINNED` and all of it are left; the first and the last always are, and of each line its highest and lowest value.
+`MOST_THINNED` and all of it are left; the first, the last and the latest promotions always are, and of each line its highest and
+lowest value.
 Evaluated iterations are counted apart from the others by the same rule. Sums, counts and maxima are over all iterations.
 """
 
@@ -30,6 +31,8 @@ MOST_DRAWN = 200
 MOST_THINNED = 100
 MOST_EVENTS = 100
 """Warnings, failed trainings and the like that are listed, the latest ones; all are counted."""
+DRAWN_WHOLE = ("seconds", "evaluation")
+"""Parts of a row that are drawn with all that belongs to them: bars, intervals, a verdict."""
 
 Extremes = dict[str, dict[str, dict[str, list[list[float]]]]]
 """Part of a row -> agent or model group -> figure -> [[iteration, lowest value], [iteration, highest value]]."""
@@ -63,14 +66,16 @@ class SoFar:
     """Iterations before `last` that were not finished when a later one was added."""
     drawn: Drawn = field(default_factory=Drawn)
     evaluated: Drawn = field(default_factory=Drawn)
+    promoted: list[int] = field(default_factory=list)
+    """The latest iterations whose team became the champion."""
     extremes: Extremes = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """By stage, `total` included: seconds of all iterations."""
     gap_sum: float = 0.0
     """Of the mean gap in logprobs between trainer and engine, over `num_gaps` trainings."""
     num_gaps: int = 0
-    gap_max: float = 0.0
-    sync_seconds: float = 0.0
+    gap_max: float | None = None
+    sync_seconds: float | None = None
     """The longest sync."""
     warnings: list[dict[str, Any]] = field(default_factory=list)
     num_warnings: int = 0
@@ -106,8 +111,9 @@ class SoFar:
         self.missing += range(self.last + 1, number)
         self.last = number
         self.drawn.add(number)
-        if row.get("evaluation"):
+        if judged := row.get("evaluation"):
             self.evaluated.add(number)
+            self.promoted = [*self.promoted, *([number] if judged["verdict"] == "promote" else [])][-MOST_EVENTS:]
         for part, name, figure, value in _values(row):
             _widen(self.extremes.setdefault(part, {}).setdefault(name, {}), figure, number, value)
         for stage, seconds in row["seconds"].items():
@@ -116,8 +122,8 @@ class SoFar:
             if "train/logprob_gap_mean" in metrics:
                 self.gap_sum += metrics["train/logprob_gap_mean"]
                 self.num_gaps += 1
-                self.gap_max = max(self.gap_max, metrics["train/logprob_gap_max"])
-        self.sync_seconds = max(self.sync_seconds, row["metrics"]["sync_seconds"])
+                self.gap_max = max(self.gap_max or 0.0, metrics["train/logprob_gap_max"])
+        self.sync_seconds = max(self.sync_seconds or 0.0, row["metrics"]["sync_seconds"])
         self._add_events(row)
 
     def shown_warnings(self) -> list[TrainingWarning]:
@@ -127,8 +133,8 @@ class SoFar:
     def numbers_to_draw(self) -> list[int]:
         """Returns the iterations whose figures are drawn, in order."""
         last = [self.last] if self.last else []
-        slowest = [int(number) for number, _ in self.extremes.get("seconds", {}).get("", {}).get("total", [])]
-        return sorted({*self.drawn.numbers, *self.evaluated.numbers, *last, *slowest})
+        ends = [number for part, _, _, number, _ in self._ends() if part in DRAWN_WHOLE]
+        return sorted({*self.drawn.numbers, *self.evaluated.numbers, *self.promoted, *last, *ends})
 
     def extreme_rows(self) -> list[dict[str, Any]]:
         """Returns rows that hold the highest and the lowest value of each line and nothing else; none while all are drawn."""
@@ -137,7 +143,7 @@ class SoFar:
         rows: dict[int, dict[str, Any]] = {}
         is_drawn = set(self.numbers_to_draw())
         for part, name, figure, number, value in self._ends():
-            if part != "seconds" and number not in is_drawn:
+            if number not in is_drawn:
                 of_part = rows.setdefault(number, {"iteration": number, "is_part": True}).setdefault(part, {})
                 (of_part if part == "metrics" else of_part.setdefault(name, {}))[figure] = value
         return list(rows.values())
@@ -182,6 +188,10 @@ def _values(row: Row) -> Iterator[tuple[str, str, str, float]]:
     yield from (("metrics", "", figure, value) for figure, value in row["metrics"].items() if _is_number(value))
     if _is_number(total := row["seconds"].get("total")):
         yield "seconds", "", "total", total
+    judged = row.get("evaluation") or {}
+    for side in ("candidate", "champion"):
+        if judged.get(side):
+            yield "evaluation", side, "mean", judged[side]["mean"]
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:

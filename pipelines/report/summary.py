@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from pipelines.run.iteration import Iteration
 from pipelines.run.run import Run
-from pipelines.run.scoring import mean
 from pipelines.stages.table import STAGES
 from stores.journal.journal import StageRow
 from stores.journal.run_values import RunValue
@@ -31,6 +31,8 @@ FUNNEL = ("attempts", "calls", "with_ids", "episodes_ok", "scored", "non_zero_ad
 """Steps from an agent's calls to the rows that were trained on."""
 LEARNING_PARTS = ("old_logprobs", "advantages", "update")
 """Parts of training that are forward and backward passes; reading rows, checkpoints and commits count as overhead."""
+IF_MEASURED = ("reward", "broken_share", "cut_share", "cached_prompt_share")
+"""Figures of scoring that not every agent has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,34 +125,35 @@ def _metrics(
     # Side by side, the shorter of the two lies within the longer one.
     both = (sampling_seconds, learning_seconds)
     work = max(both) if is_overlapping else sum(both)
-    return {
+    rewards = [figures["reward"] for figures in results.scored.agents.values() if "reward" in figures]
+    measured = {
         "outcome": results.scored.outcome,
-        "reward": mean([figures["reward"] for figures in results.scored.agents.values()]),
-        "tokens_per_s": results.num_tokens / sampling_seconds if sampling_seconds else 0.0,
+        "reward": fmean(rewards) if rewards else None,
+        "tokens_per_s": results.num_tokens / sampling_seconds if sampling_seconds else None,
         "sync_seconds": results.synced.seconds,
-        "overhead_share": max(0.0, 1 - work / max(seconds["total"], 1e-9)),
+        "overhead_share": max(0.0, 1 - work / seconds["total"]) if seconds["total"] else None,
         "sampling_seconds": sampling_seconds,
         "training_seconds": learning_seconds,
-        **({"cost": cost["mean"], "cost_multiplier": cost["multiplier"]} if (cost := results.scored.cost) else {}),
+        **({"cost": cost.get("mean"), "cost_multiplier": cost["multiplier"]} if (cost := results.scored.cost) else {}),
         **_inferred(results.scored),
         **(results.scored.figures or {}),
     }
+    return {name: value for name, value in measured.items() if value is not None}
 
 
-def _inferred(scored: Scored) -> dict[str, float]:
-    if scored.credit_fidelity is None:
+def _inferred(scored: Scored) -> dict[str, float | None]:
+    if scored.is_credit_inferred is None:
         return {}
-    return {"credit_fidelity": scored.credit_fidelity, "credit_inferred": float(bool(scored.is_credit_inferred))}
+    return {"credit_fidelity": scored.credit_fidelity, "credit_inferred": float(scored.is_credit_inferred)}
 
 
 def _agents(results: _Results) -> dict[str, dict[str, float]]:
     """By agent, what training and scoring say of it; what both name, as `completion_tokens`, is scoring's."""
     agents: dict[str, dict[str, float]] = {
         agent: {
-            "reward": figures["reward"],
             "format": figures["format_share"],
             "completion_tokens": figures["completion_tokens"],
-            **{name: figures[name] for name in ("broken_share", "cut_share", "cached_prompt_share") if name in figures},
+            **{name: figures[name] for name in IF_MEASURED if name in figures},
             **{name: value for name, value in figures.items() if name.startswith((CHOSEN, PROBABILITY))},
         }
         for agent, figures in results.scored.agents.items()

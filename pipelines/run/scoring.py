@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
+from statistics import fmean
 from typing import TypeVar
 
 from pipelines.credit.rule import score_traces
@@ -165,8 +166,8 @@ def refuse_hopeless(
 
 
 def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, dict[str, float]]:
-    """Mean reward, shares of well-formed and of cut turns, calls, attempts, completion length and cached prompt tokens of agents,
-    and what they choose."""
+    """Mean reward (of an agent that is paid), shares of well-formed and of cut turns, calls, attempts, completion length and cached
+    prompt tokens of agents, and what they choose."""
     earned: dict[str, list[float]] = {}
     for episode in rewards:
         for reward in episode.rewards:
@@ -174,12 +175,12 @@ def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, d
     turns = [turn for trace in traces for turn in trace.turns]
     return {
         agent: {
-            "reward": mean(earned.get(agent, [])),
-            "format_share": mean([float(t.is_format_ok) for t in turns if t.agent == agent]),
-            "cut_share": mean([float(t.finish_reason is FinishReason.LENGTH) for t in turns if t.agent == agent]),
+            **({"reward": fmean(earned[agent])} if agent in earned else {}),
+            "format_share": fmean(t.is_format_ok for t in turns if t.agent == agent),
+            "cut_share": fmean(t.finish_reason is FinishReason.LENGTH for t in turns if t.agent == agent),
             "calls": float(sum(t.agent == agent for t in turns)),
             "attempts": float(sum(t.num_attempts for t in turns if t.agent == agent)),
-            "completion_tokens": mean([float(len(t.completion_token_ids)) for t in turns if t.agent == agent]),
+            "completion_tokens": fmean(len(t.completion_token_ids) for t in turns if t.agent == agent),
             **_cached_share([t for t in turns if t.agent == agent]),
             **_broken_share(traces, agent),
             **_choices([t for t in turns if t.agent == agent and t.option_logprobs]),
@@ -203,7 +204,7 @@ def _choices(turns: list[Turn]) -> dict[str, float]:
     taken = Counter(turn.fields["choice"] for turn in turns)
     offered = {name: [turn.option_logprobs[name] for turn in turns if name in turn.option_logprobs] for name in names}
     return {f"{CHOSEN}{name}": taken[name] / len(turns) for name in names} | {
-        f"{PROBABILITY}{name}": mean([math.exp(logprob) for logprob in logprobs]) for name, logprobs in offered.items()
+        f"{PROBABILITY}{name}": fmean(map(math.exp, logprobs)) for name, logprobs in offered.items()
     }
 
 
@@ -212,8 +213,3 @@ def _broken_share(traces: list[Trace], agent: str) -> dict[str, float]:
     counts = [trace.outcome_metadata.get(CONVERSATIONS, {}).get(agent, {}) for trace in traces]
     broken, grown = (sum(count.get(kind, 0) for count in counts) for kind in ("broken", "grown"))
     return {"broken_share": broken / (broken + grown)} if broken + grown else {}
-
-
-def mean(values: list[float]) -> float:
-    """The mean, 0 of nothing."""
-    return sum(values) / len(values) if values else 0.0

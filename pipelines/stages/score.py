@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from pipelines.config.sections import CostConfig
 from pipelines.credit.cost import charge, mean_cost, next_multiplier
@@ -21,7 +22,6 @@ from pipelines.run.scoring import (
     assign_credit,
     author_faults,
     counts_by_cause,
-    mean,
     per_agent,
     refuse_hopeless,
 )
@@ -50,7 +50,7 @@ def score(call: StageCall) -> Scored:
     limit, cost = run.config.cost, None
     if limit is not None:
         cost = _cost(iteration, limit, sampled)
-        rewards = charge(rewards, traces, limit, multiplier=cost["multiplier"], mean=cost["mean"])
+        rewards = charge(rewards, traces, limit, multiplier=cost["multiplier"], mean=cost.get("mean", limit.at_most))
     refuse_hopeless(run, iteration.number, collected, traces, rewards)
     version = run.scored_version(iteration.number)
     run.traces.write_rewards([replace(reward, credit_version=version) for reward in rewards])
@@ -72,7 +72,7 @@ def score(call: StageCall) -> Scored:
     return Scored(
         rewards=pinned,
         credit_version=run.credit_version,
-        outcome=mean([reward.outcome for reward in own_rewards]),
+        outcome=fmean(reward.outcome for reward in own_rewards) if own_rewards else None,
         causes=counts_by_cause(every, authors=authors),
         agents=per_agent(own, own_rewards),
         cost=cost,
@@ -90,7 +90,7 @@ def _own_figures(run: Run, traces: Sequence[Trace], rewards: Sequence[EpisodeRew
     paid = {reward.episode_id: reward for reward in rewards}
     found = [figures_of(trace, paid.get(trace.episode_id), figures=own) for trace in traces]
     values = {name: [of[name] for of in found if name in of] for name in own}
-    return {name: mean(numbers) for name, numbers in values.items() if numbers}
+    return {name: fmean(numbers) for name, numbers in values.items() if numbers}
 
 
 def _past(run: Run, before: Sequence[Iteration]) -> list[PastEpisode]:
@@ -111,4 +111,6 @@ def _cost(iteration: Iteration, config: CostConfig, traces: Sequence[Trace]) -> 
     last = next((scored for earlier in iteration.before if (scored := earlier.find(Scored)) is not None), None)
     multiplier = config.initial if last is None or not last.cost else last.cost["next_multiplier"]
     mean = mean_cost(traces, config)
+    if mean is None:
+        return {"multiplier": multiplier, "next_multiplier": multiplier}
     return {"mean": mean, "multiplier": multiplier, "next_multiplier": next_multiplier(multiplier, mean, config)}

@@ -49,8 +49,8 @@ class Piece(NamedTuple):
     """As many of the most likely tokens at each token's position as the request asks for."""
     is_version_mixed: bool = False
     """True if the weights changed while it was sampled."""
-    num_cached_tokens: int = 0
-    """How many tokens of the prompt came from the engine's prefix cache."""
+    num_cached_tokens: int | None = None
+    """How many tokens of the prompt came from the engine's prefix cache; None where it has none."""
     allowed_logprobs: Sequence[float] = ()
     """As `Completion.allowed_logprobs`."""
 

@@ -109,18 +109,19 @@ class Scored(StageResult):
     rewards: RewardsRef
     credit_version: str
     """Identity of the credit rule with its settings and code; that of `rewards` may name run and iteration, too."""
-    outcome: float
-    """Mean outcome of the episodes, variants left out."""
+    outcome: float | None
+    """Mean outcome of the run's own episodes, variants left out; None where none of them counts."""
     agents: AgentFigures
-    """`reward`, `format_share`, `calls`, `attempts` at them, `completion_tokens`, `cached_prompt_share` where an engine sampled
-    the turns, for agents of a program `broken_share` and, for one that chooses, `chosen/<option>` and `probability/<option>`."""
+    """`format_share`, `calls`, `attempts` at them, `completion_tokens`; `reward` where any turn was paid, `cached_prompt_share` where the
+    engine has a prefix cache, for agents of a program `broken_share` and, for one that chooses, `chosen/<option>` and
+    `probability/<option>`."""
     causes: Mapping[str, int] | None = None
     """Number of episodes by `Cause` of their failure, `sound` for none; variants left out."""
     cost: Mapping[str, float] | None = None
-    """With `cost` in the run config: the `mean` of an episode, variants left out, the `multiplier` that rewards were charged with and
-    the `next_multiplier`."""
+    """With `cost` in the run config: the `mean` of an episode, variants left out, where there is one, the `multiplier` that rewards were
+    charged with and the `next_multiplier`."""
     credit_fidelity: float | None = None
-    """Where credit is inferred: how well the model orders the outcomes of unseen episodes, -1 to 1; 0 is chance."""
+    """Where credit is inferred: how well the model orders the outcomes of unseen episodes, -1 to 1; 0 is chance, None where all ended alike."""
     is_credit_inferred: bool | None = None
     """Where credit is inferred: False where the turns kept the rewards of the inner rule."""
     figures: Mapping[str, float] | None = None

@@ -142,7 +142,7 @@ class InferredReward:
                 of_turns = np.array([weights[of_turn].sum() for of_turn in features[i]])
                 added[i] = np.clip(of_turns, -MAX_LOG_ODDS, MAX_LOG_ODDS)
         fidelity = _order([(outcomes[fold], np.array([added[i].sum() for i in fold])) for fold in folds])
-        factors = _factors(every, added, outcomes) if fidelity > 0 else {}
+        factors = _factors(every, added, outcomes) if fidelity is not None and fidelity > 0 else {}
         if not factors:
             return Inferred(rewards=list(rewards), fidelity=fidelity, is_used=False)
         slope = span * float(outcomes.mean() * (1 - outcomes.mean()))
@@ -175,8 +175,8 @@ def _earned(trace: Trace, added: NDArray[np.float64], factors: Mapping[str, floa
     return {turn.turn_index: factors[turn.agent] * float(value) for turn, value in turns}
 
 
-def _order(parts: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:
-    """Returns how well outcomes are ordered by what was predicted, -1 to 1; 0 where all outcomes of each part are equal.
+def _order(parts: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float | None:
+    """Returns how well outcomes are ordered by what was predicted, -1 to 1; None where all outcomes of each part are equal.
 
     Args: parts: outcomes and predictions of one model each.
     """
@@ -185,7 +185,7 @@ def _order(parts: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> 
         for outcome, prediction in zip(outcomes, predicted, strict=True):
             right_minus_wrong += float((np.sign(outcome - outcomes) * np.sign(prediction - predicted)).sum())
             num_pairs += int((outcomes != outcome).sum())
-    return right_minus_wrong / num_pairs if num_pairs else 0.0
+    return right_minus_wrong / num_pairs if num_pairs else None
 
 
 def _factors(

@@ -71,7 +71,7 @@ def stage_points(row: StageRow) -> list[Point]:
     stage = {**run, "stage": row.stage, "model_group": row.model_group}
     points: list[Point] = [
         ("troupe_stages", 1, {**stage, "outcome": row.status}),
-        ("troupe_stage_seconds", row.seconds or 0.0, stage),
+        *((("troupe_stage_seconds", row.seconds, stage),) if row.seconds is not None else ()),
     ]
     if row.status == DONE and row.ref is not None:
         points += _result_points(row, row.ref, run)
@@ -108,7 +108,8 @@ def check_points(run_id: str, check: Mapping[str, Any]) -> list[Point]:
     for source, figures in check["sources"].items():
         for figure, judged in figures.items():
             tags = {"run": run_id, "source": source, "figure": figure}
-            points.append(("troupe_episode_metrics", judged["now"], tags))
+            if judged["now"] is not None:
+                points.append(("troupe_episode_metrics", judged["now"], tags))
             points.append(("troupe_alarm", float(judged["state"] == "alarm"), tags))
     return points
 

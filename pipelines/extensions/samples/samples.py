@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 from pipelines.run.run import Run
-from pipelines.run.scoring import mean
 from stores.journal.stage_results import Evaluated, Measured, TeamScore
 from stores.types import COUNTED
 
@@ -79,7 +79,7 @@ def choose(first: Mapping[str, Outcomes], second: Mapping[str, Outcomes]) -> Ite
 
 
 def _mean(outcomes: Outcomes) -> float:
-    return mean(list(outcomes.values()))
+    return fmean(outcomes.values())
 
 
 def _episode(outcomes: Outcomes, extreme: Callable[..., str]) -> str:

@@ -39,7 +39,8 @@ class CheckedFigure:
     """Its name; of one agent, with the agent's."""
     of: Figure
     state: State
-    now: float
+    now: float | None
+    """None for a distance to a history that is not there."""
     num_windows: int
     """The windows of the history that it was compared with, or that there are so far."""
     usual: float | None = None
@@ -107,7 +108,7 @@ class _Checker:
         own = [w for w in has if w.team_version == self.window.team_version]
         return has if not own and self.window.by_task and name == "outcome" else own
 
-    def learning(self, name: str, known: Sequence[Any], now: float) -> CheckedFigure:
+    def learning(self, name: str, known: Sequence[Any], now: float | None) -> CheckedFigure:
         """The result where there is too little history."""
         figure = figure_of(name, self.figures)
         return CheckedFigure(figure=name, of=figure, state="learning", now=now, num_windows=len(known))
@@ -167,7 +168,7 @@ class _Checker:
         """
         sketches = [w.sketch for w in self.comparable(INPUT_DRIFT) if w.sketch is not None]
         if len(sketches) < self.config.min_history:
-            return self.learning(INPUT_DRIFT, sketches, pseudo_f(now, merge(sketches)) if sketches else 1.0)
+            return self.learning(INPUT_DRIFT, sketches, pseudo_f(now, merge(sketches)) if sketches else None)
         apart = [_apart(one, [*sketches[:i], *sketches[i + 1 :]]) for i, one in enumerate(sketches)]
         usual, variance = _mean_and_variance(apart)
         num, figure = len(apart), self.figures[INPUT_DRIFT]

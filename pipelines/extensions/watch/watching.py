@@ -126,7 +126,8 @@ def check_metrics(check: Mapping[str, Any], prefix: str = "") -> dict[str, float
     for source, figures in check["sources"].items():
         name = f"{source}/" if len(check["sources"]) > 1 or source != ITERATION else ""
         for figure, result in figures.items():
-            metrics[f"episode_metrics/{name}{figure}"] = result["now"]
+            if result["now"] is not None:
+                metrics[f"episode_metrics/{name}{figure}"] = result["now"]
             if result["state"] != "learning":
                 metrics[f"alarm/{name}{figure}"] = float(result["state"] == "alarm")
     return {f"{prefix}{name}": value for name, value in metrics.items()}

@@ -253,7 +253,7 @@ def _piece(request: GenerateRequest, output: Any, version: int, *, has_adapter: 
         policy_version=int(spans[-1].version) if spans else version,
         top_logprobs=[dict(list(of.items())[: request.top_logprobs]) for of in top] if request.top_logprobs else [],
         is_version_mixed=len(spans) > 1,
-        num_cached_tokens=output.num_cached_tokens or 0,
+        num_cached_tokens=output.num_cached_tokens,
         allowed_logprobs=[top[0][token] for token in allowed] if top else (),
     )
 

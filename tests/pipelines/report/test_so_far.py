@@ -69,11 +69,15 @@ def test_every_iteration_is_drawn_up_to_the_limit_then_evenly_spaced_ones() -> N
 
 def test_the_first_the_last_and_both_extremes_of_each_line_are_drawn() -> None:
     rows = [row(k, every=3, **{"train/kl_k3": 9.0 if k == 538 else 0.001 if k == 713 else 0.1}) for k in range(1, 1000)]
+    best, promoted = {"mean": 0.9, "low": 0.8, "high": 1.0}, 704  # neither is among the evenly spaced ones
+    rows[700]["evaluation"] = {**rows[2]["evaluation"], "candidate": best}
+    rows[promoted - 1]["evaluation"] = {**rows[2]["evaluation"], "verdict": "promote"}
     rows[776]["seconds"] = {"collect": 1.0, "train": 99.0, "total": 100.0}
     so_far = added(rows)
     numbers = so_far.numbers_to_draw()
     assert numbers[0] == 1 and numbers[-1] == 999 and 777 in numbers, "the slowest has its bar"
-    assert len(numbers) <= 2 * MOST_THINNED + 4
+    assert {701, promoted} <= set(numbers), "the best of the gate, and who was promoted"
+    assert len(numbers) <= 2 * MOST_THINNED + 6
     shown = [rows[k - 1] for k in numbers]
     lines = sorted([*shown, *so_far.extreme_rows()], key=lambda r: r["iteration"])
     (kl,) = [chart for chart in training(lines) if chart.title == "KL of the update"]
@@ -91,7 +95,7 @@ def test_sums_are_over_all_iterations_and_lists_are_bounded() -> None:
         each["source"] = "other@3"
     so_far = added(rows)
     assert so_far.num_iterations == 600 and so_far.seconds == {"collect": 600.0, "train": 1200.0, "total": 2100.0}
-    assert so_far.sync_seconds == 0.6
+    assert so_far.sync_seconds == 0.6 and so_far.gap_max is None, "no gap was measured"
     assert so_far.num_warnings == 300 and so_far.shown_warnings() == [told] * MOST_EVENTS
     assert list(so_far.failed_groups)[-1] == "600" and len(so_far.failed_groups) == MOST_EVENTS
     assert so_far.notes["failed"][-1] == "Iteration 600: model group group0 kept version 600, out of memory"
@@ -124,7 +128,9 @@ def test_the_page_of_a_long_run_is_small() -> None:
     )
     page = render(data)
     assert len(page.encode()) < MOST_BYTES and page.count("Plotly.register") <= 1
-    assert "of 1000 iterations: the first, the last" in page and "and 300 earlier ones" not in page
+    assert (
+        "of 1000 iterations: the first, the last, the latest promotions" in page and "and 300 earlier ones" not in page
+    )
 
 
 def test_what_an_iteration_is_compared_with_is_bounded_and_reaches_back_to_the_first() -> None:

@@ -10,6 +10,9 @@ from stage_records import collected, decided, evaluated, finish, scored, synced,
 
 from pipelines.config.run_config import load_config
 from pipelines.figures.registry import FIGURES, METRICS
+from pipelines.report.record import iteration_metrics
+from pipelines.report.result import run_report
+from pipelines.report.summaries import SoFar
 from pipelines.report.summary import figures_of_iteration
 from pipelines.run.run import Run
 
@@ -37,3 +40,25 @@ def test_groups_that_train_on_the_same_gpus_train_one_after_another(tmp_path: Pa
     assert figures is not None and figures["metrics"]["training_seconds"] == pytest.approx(seconds)
     assert 1 - figures["metrics"]["overhead_share"] == pytest.approx(seconds / figures["seconds"]["total"], abs=1e-12)
     assert figures["metrics"].keys() <= {*FIGURES, *METRICS}, "names that no figure of one's own may have"
+
+
+def test_what_was_not_measured_is_no_figure_of_an_iteration_and_null_in_the_report(tmp_path: Path) -> None:
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path)}))
+    run.begin()
+    solver = {"format_share": 1.0, "calls": 4.0, "completion_tokens": 10.0}  # which the rule does not pay
+    of_callers = scored(outcome=None, agents={"solver": solver}, cost={"multiplier": 0.5, "next_multiplier": 0.5})
+    for result in (collected(num_new=0, num_tokens=0, sampling_seconds=0.0), of_callers, synced(), decided()):
+        finish(run, 1, result)
+    finish(run, 1, evaluated(candidate=None, verdict="skipped"))
+    finish(run, 1, trained("team"), "team")
+    figures = figures_of_iteration(run, 1)
+    assert figures is not None and "reward" not in figures["agents"]["solver"]
+    assert figures["metrics"].keys().isdisjoint({"outcome", "reward", "tokens_per_s", "cost"})
+    metrics = iteration_metrics(figures | {"trained_agents": {}, "warnings": []})
+    assert all(isinstance(value, float) for value in metrics.values()), "MLflow takes nothing else"
+    so_far = SoFar()
+    assert run_report(run, so_far, [])["sync_seconds"] is None
+    so_far.add(figures | {"warnings": []})
+    report = run_report(run, so_far, [figures])
+    assert report["logprob_gap"] == {"mean": None, "max": None} and report["seconds"]["warmstart"] is None
+    assert report["sync_seconds"] == 0.4

@@ -23,6 +23,7 @@ def test_the_share_of_cached_prompt_tokens_is_over_the_tokens_of_turns_that_an_e
     figures = per_agent([replace(t, turns=(s, t.turns[1])) for t, s in zip(traces, solver, strict=True)], [])
     assert figures["solver"]["cached_prompt_share"] == pytest.approx(32 / 100)
     assert "cached_prompt_share" not in figures["verifier"], "nobody knows"
+    assert all("reward" not in of for of in figures.values()), "nobody was paid"
 
 
 def test_choices_are_counted_over_all_and_their_probabilities_where_an_option_was_offered(

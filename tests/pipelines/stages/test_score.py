@@ -120,17 +120,18 @@ def test_an_error_beside_which_a_sibling_raised_none_is_the_policys_in_every_gro
     assert len(rewards) == sum(result.causes.get(cause, 0) for cause in ("sound", "policy"))
 
 
+@pytest.mark.parametrize(("num_own", "outcome"), [(4, 0.0), (0, None)])
 def test_answers_that_callers_judged_are_paid_and_are_not_among_the_figures(
-    make_trace: MakeTrace, tmp_path: Path
+    make_trace: MakeTrace, tmp_path: Path, num_own: int, outcome: float | None
 ) -> None:
     def make(where: dict[str, Any]) -> list[Trace]:
-        own = [make_trace(i, **where, answer="wrong") for i in range(4)]
+        own = [make_trace(i, **where, answer="wrong") for i in range(num_own)]
         served = [make_trace(4 + i, **where, outcome_metadata={SERVED: {"score": 1.0}}) for i in range(4)]
         return [*own, *served]
 
     result, rewards = scored(tmp_path, make)
-    assert sorted(reward.outcome for reward in rewards.values()) == [0.0] * 4 + [1.0] * 4
-    assert result.outcome == 0.0
+    assert sorted(reward.outcome for reward in rewards.values()) == [0.0] * num_own + [1.0] * 4
+    assert result.outcome == outcome and bool(result.agents) is bool(num_own)
 
 
 def scored_run(traces: Sequence[Trace], root: Path) -> Run:

@@ -268,7 +268,7 @@ def test_where_all_end_alike_or_there_is_one_task_the_rewards_of_the_inner_rule_
     rule = InferredReward(BARE)
     for now in (iteration(1, wins=lambda _: False), iteration(1, episodes=1)):
         found = rule.infer(scored(rule, now), now, [])
-        assert not found.is_used and found.fidelity == 0.0 and found.rewards == scored(rule, now)
+        assert not found.is_used and found.fidelity is None and found.rewards == scored(rule, now)
     assert rule.infer([], [], []).rewards == []
     silent = [replace(t, turns=(), status=EpisodeStatus.AGENT_ERROR, cause=Cause.POLICY) for t in iteration(1)]
     assert rule.infer(scored(rule, silent), silent, []).rewards == scored(rule, silent)

@@ -12,7 +12,7 @@ import stage_records as records
 from pipelines.config.run_config import load_config
 from pipelines.extensions.prometheus import points as sending
 from pipelines.extensions.prometheus.meter import METRICS, send
-from pipelines.extensions.prometheus.points import episode_points, stage_points
+from pipelines.extensions.prometheus.points import check_points, episode_points, stage_points
 from pipelines.run.run import Run
 from pipelines.stages.steps import run_stage
 from stores.journal.journal import Journal, StageKey, StageRow
@@ -89,6 +89,12 @@ def test_a_train_task_of_the_whole_team_shows_every_model_group(tmp_path: Path) 
     points = stage_points(journal.stages("r", 3)[0])
     assert values(points, "troupe_policy_version") == {"b/trained": 3, "a/trained": 3}
     assert values(points, "troupe_trained_rows") == {"b": 96, "a": 96}
+
+
+def test_a_figure_without_a_value_is_no_point() -> None:
+    drift = {"now": None, "state": "learning"}
+    points = check_points("r", {"sources": {"service": {"input_drift": drift}}})
+    assert [(name, value) for name, value, _ in points] == [("troupe_alarm", 0.0)]
 
 
 def test_a_batch_of_episodes_is_a_handful_of_points() -> None:

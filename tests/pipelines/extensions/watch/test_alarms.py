@@ -183,6 +183,12 @@ def test_prompts_of_the_same_source_rarely_drift_and_others_do(wanders: float, r
     assert found / 50 >= 0.8
 
 
+def test_a_distance_to_a_history_that_is_not_there_is_no_number() -> None:
+    first = Window(key="", at=0, figures={}, team_version=1, sketch=prompts_of(np.random.default_rng(5), 0.0))
+    found = judged(first, [])["input_drift"]
+    assert (found.state, found.now) == ("learning", None)
+
+
 def test_prompts_alike_in_what_matters_are_no_alarm_however_many() -> None:
     rng = np.random.default_rng(4)
     history = [Window(key="", at=0, figures={}, sketch=prompts_of(rng, 0.0, 2000)) for _ in range(6)]
