@@ -139,7 +139,10 @@ def run_url(tracking_uri: str, experiment_id: str, mlflow_run_id: str) -> str:
 
 
 def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Returns the numbers in nested mappings, named by their path with slashes, as MLflow's metrics are."""
+    """Returns the numbers in nested mappings, named by their path with slashes, as MLflow's metrics are.
+
+    Short paths come first: where a limit cuts the rest, details go.
+    """
     metrics: dict[str, float] = {}
     for name, value in values.items():
         path = f"{prefix}/{name}" if prefix else str(name)
@@ -147,7 +150,7 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
             metrics |= numbers(value, path)
         elif isinstance(value, int | float):
             metrics[path] = float(value)
-    return metrics
+    return dict(sorted(metrics.items(), key=lambda item: item[0].count("/")))
 
 
 @contextmanager

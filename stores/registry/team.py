@@ -136,7 +136,8 @@ def about_version(name: str, version: int, team: Team) -> str:
 
 def _in_short(evaluation: Mapping[str, Any]) -> str:
     """Returns verdict and accuracy, e.g. `promote 0.750`."""
-    return f"{evaluation['verdict']} {evaluation.get('accuracy', 0.0):.3f}" if "verdict" in evaluation else "first team"
+    accuracy = f" {evaluation['accuracy']:.3f}" if "accuracy" in evaluation else ""
+    return f"{evaluation.get('verdict', 'first team')}{accuracy}"
 
 
 def _verdict(evaluation: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from stores.files import read_file, write_file
 from stores.registry.registry import CANDIDATE, CHAMPION, PAGE, PREVIOUS, TeamRegistry
-from stores.registry.team import Team
+from stores.registry.team import Team, tags_of
 from stores.types import ModelVersionRef
 
 pytestmark = pytest.mark.test
@@ -54,6 +55,13 @@ def test_a_team_comes_back_by_version_and_by_alias(mlflow_place: tuple[str, str]
     assert [(v.version, v.aliases, v.iteration) for v in lines] == [(1, (), 1), (2, (CANDIDATE, CHAMPION), 2)]
     assert lines[0].evaluation == {"accuracy": 0.75, "gain/mean": 0.1, "gain/low": -0.02, "is_better": 1.0}
     assert lines[1].policy_versions == {"small": 2, "large": 2}
+
+
+def test_gain_and_champion_are_among_the_figures_that_a_tag_keeps_of_a_large_team() -> None:
+    agents = {f"agent{i}": {f"figure{k}": 0.5 for k in range(20)} for i in range(6)}
+    report = {"agents": agents, "champion": {"accuracy": 0.5, "agents": agents}, "gain": {"mean": 0.1}}
+    kept = json.loads(tags_of(_team(1, evaluation=report))["troupe.evaluation"])
+    assert len(kept) == 100 and {"champion/accuracy", "gain/mean"} <= kept.keys()
 
 
 def test_the_same_team_is_registered_once(mlflow_place: tuple[str, str]) -> None:
