@@ -48,6 +48,7 @@ class Groups:
         """
         self.may_stop = num_enough is not None
         self._budget = budget
+        self._num_planned = len(specs)
         self.task_of: dict[str, str] = {}
         """Task of every planned group, in order."""
         self._missing: dict[str, int] = {}
@@ -79,6 +80,12 @@ class Groups:
     def complete(self) -> set[str]:
         """Groups of which every episode is stored."""
         return {group for group, missing in self._missing.items() if missing == 0}
+
+    @property
+    def num_episodes_left(self) -> int:
+        """Episodes until there are enough, if none is played of groups that are left out."""
+        num_stored = self._num_planned - sum(self._missing.values())
+        return max(0, self.num_episodes_enough - num_stored)
 
     @property
     def left_out(self) -> list[str]:

@@ -200,7 +200,7 @@ def play_specs(
     todo = [spec for spec in specs if spec.episode_id not in stored_ids]
     if reason := groups.stopped_by(0.0):
         todo = [spec for spec in todo if reason != "enough" and spec.group_id in groups.begun]
-    tally = _Tally(Pace(len(todo)))
+    tally = _Tally(Pace(min(len(todo), groups.num_episodes_left)))
     if todo:
         # What may be replaced is of the episodes in `todo` only.
         replaced = (*MISSING, Cause.POLICY) if again else ()

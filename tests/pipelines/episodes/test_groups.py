@@ -47,12 +47,12 @@ def test_without_a_limit_every_group_is_wanted_whatever_it_costs() -> None:
     found = groups(specs()[:4], tokens=1, seconds=0.1)
     assert found.stopped_by(1e6) is None
     assert not found.may_stop
-    assert len(found.left_out) == 3
+    assert len(found.left_out) == 3 and found.num_episodes_left == 8
 
 
 def test_a_pass_has_enough_once_so_many_groups_are_complete() -> None:
     found = groups(specs()[:5], num_enough=2)
-    assert found.stopped_by(0) is None
+    assert found.stopped_by(0) is None and found.num_episodes_left == 1, "what it will drop takes no time"
     found.add({specs()[5].group_id: 1}, 10)
     assert found.stopped_by(0) == "enough"
     assert found.complete == {specs()[0].group_id, specs()[3].group_id}
