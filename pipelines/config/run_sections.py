@@ -41,7 +41,7 @@ class RunSections(Settings):
 
     run: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """The name of the run, under which everything that belongs to it is stored."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     """The seed of everything that is drawn at random in the run: tasks, sampling, minibatches."""
     iterations: int = Field(10, ge=1, json_schema_extra=NOT_IDENTITY)
     """The number of iterations. Raise it to continue a run that has ended."""

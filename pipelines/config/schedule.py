@@ -90,7 +90,7 @@ class ScheduleConfig(Settings):
     def _is_known(cls, value: str) -> str:
         try:
             ZoneInfo(value)
-        except (ZoneInfoNotFoundError, ValueError):
+        except (ZoneInfoNotFoundError, ValueError, OSError):  # of a folder of zones, as Europe
             raise ValueError(f"{value!r} is not a time zone: give a name like UTC or Europe/Berlin") from None
         return value
 

@@ -56,6 +56,7 @@ def begun_from(folder: str) -> dict[str, Any]:
             r"credit\.settings\.format_weight: -inf is no finite number",
         ),
         ({"cost": {"at_most": 5, "prices": {"solver_verifier": "nan"}}}, r"prices\.solver_verifier: .*finite number"),
+        ({"seed": -1}, r"seed: Input should be greater than or equal to 0 \(got -1\)"),
         ({"iteratons": 3}, r"unknown key 'iteratons': did you mean 'iterations'\?"),
         ({"train.optimiser": {"lr": 1}}, r"unknown key 'train\.optimiser': did you mean 'optimizer'\?"),
         ({"train.loss.clip_hihg": 0.3}, r"unknown key 'train\.loss\.clip_hihg': did you mean 'clip_high'\?"),

@@ -46,6 +46,8 @@ def test_cron_and_presets_are_taken(cron: str) -> None:
         ({"cron": "0 0 31 2 *"}, r"schedule.cron: '0 0 31 2 \*' never fires: no month that it names has such a day"),
         ({"maintain": "0 0 31 4-6/2,9,nov *"}, r"schedule.maintain: .* never fires"),
         ({"timezone": "Mars/Base"}, "'Mars/Base' is not a time zone"),
+        ({"timezone": "Europe"}, "'Europe' is not a time zone"),
+        ({"timezone": ""}, "'' is not a time zone"),
         ({"on_assets": ["nightly"]}, "'nightly' is not a URI: an asset is named like troupe://team/nightly"),
         ({"cron": "@daily", "on_assets": ["a://b"]}, "cannot be joined with on_assets: write it as five fields"),
         ({"on_new_tasks": True, "cron": "@daily"}, "schedule.on_new_tasks needs tasks.train.path"),

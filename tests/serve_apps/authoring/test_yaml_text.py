@@ -1,4 +1,4 @@
-"""The same key twice in one mapping of YAML is refused with both lines; what YAML offers to repeat stays allowed."""
+"""The same key twice in one mapping of YAML, and numbers in base 8 or 60, are refused with their lines; what YAML offers to repeat stays allowed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ pytestmark = pytest.mark.fast
         ("1: a\n0x1: b\n", r"^f:2: '0x1' .* in lines 1 and 2"),
         ("a: &a {x: 1}\nb:\n  <<: *a\n  <<: *a\n", r"^f:4: '<<' .* in lines 3 and 4"),
         ("a: &a {x: 1, x: 2}\nb: *a\n", r"^f:1: 'x' .* in lines 1 and 1"),
+        ("a: 1\niterations: 1:30\n", r"^f:2: YAML reads 1:30 as 90: write that number, or '1:30' with quotes"),
+        ("seed: 010", r"^f:1: YAML reads 010 as 8"),
+        ("at: [12:30:00.5]", r"^f:1: YAML reads 12:30:00.5 as 45000.5"),
         ("a: [", r"^f is not YAML"),
         ("day: 2026-02-31", r"^f is not YAML: day"),
     ],
 )
-def test_a_key_that_stands_twice_is_refused_with_both_lines(text: str, message: str) -> None:
+def test_what_would_be_read_as_something_else_is_refused_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_yaml(text, "f")
 
