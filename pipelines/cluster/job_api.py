@@ -9,16 +9,17 @@ pass, is ClusterUnreachable.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
 
 from pipelines.cluster.auth import auth_token, token_path
 from pipelines.config.schedule import ClusterConfig, check_address
 from serve_apps.http.peer import Answer, Peer, PeerError
 from stores.urls import is_loopback
 
+T = TypeVar("T")
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 REQUEST_TIMEOUT_S = 30.0
@@ -73,24 +74,24 @@ class JobApi:
 
     def job(self, submission_id: str) -> Job | None:
         """A job; None if the cluster does not know it (any more)."""
-        answer = self._ask("GET", f"/api/jobs/{submission_id}", accepts=(200, 404))
-        return None if answer.status == 404 else _job(self._json(answer))
+        answer = self._ask("GET", _path(submission_id), accepts=(200, 404))
+        return None if answer.status == 404 else self._read(answer, _job)
 
     def jobs(self) -> list[Job]:
         """Every job that was submitted to the cluster, newest first."""
-        rows = [row for row in self._json(self._ask("GET", "/api/jobs/")) if row.get("type") == "SUBMISSION"]
-        return sorted(map(_job, rows), key=lambda job: job.started_at or 0.0, reverse=True)
+        jobs = self._read(self._ask("GET", "/api/jobs/"), _submitted)
+        return sorted(jobs, key=lambda job: job.started_at or 0.0, reverse=True)
 
     def log(self, submission_id: str) -> str:
         """All that a job has printed so far; empty where it has not begun, or its log is out of reach."""
-        answer = self._ask("GET", f"/api/jobs/{submission_id}/logs", accepts=range(600), answer_s=LOG_TIMEOUT_S)
-        return str(self._json(answer).get("logs") or "") if answer.status == 200 else ""
+        answer = self._ask("GET", f"{_path(submission_id)}/logs", accepts=range(600), answer_s=LOG_TIMEOUT_S)
+        return self._read(answer, lambda said: str(said.get("logs") or "")) if answer.status == 200 else ""
 
     def submit(self, request: Mapping[str, Any]) -> bool:
         """Starts a job; False if its submission id exists already."""
         answer = self._ask("POST", "/api/jobs/", json=dict(request), accepts=(200, 400, 500))
         if answer.status == 200:
-            self._json(answer)
+            self._read(answer, dict)
             return True
         if "already exists" in answer.text:
             return False
@@ -99,8 +100,8 @@ class JobApi:
 
     def stop(self, submission_id: str) -> bool:
         """Asks a job to end; False where the cluster does not know it. Harmless for one that has ended."""
-        answer = self._ask("POST", f"/api/jobs/{submission_id}/stop", accepts=(200, 404))
-        return answer.status == 200 and bool(self._json(answer))
+        answer = self._ask("POST", f"{_path(submission_id)}/stop", accepts=(200, 404))
+        return answer.status == 200 and bool(self._read(answer, dict))
 
     def upload(self, name: str, content: bytes) -> str:
         """Keeps a package on the cluster unless it is there; returns its URI."""
@@ -109,10 +110,10 @@ class JobApi:
             self._ask("PUT", path, content=content, headers=kind)
         return f"gcs://{name}"
 
-    def _json(self, answer: Answer) -> Any:
+    def _read(self, answer: Answer, read: Callable[[Any], T]) -> T:
         try:
-            return answer.json()
-        except ValueError:
+            return read(answer.json())
+        except (ValueError, LookupError, TypeError, AttributeError):
             raise ValueError(f"{self.address} answers, but not as Ray's job API: is it http://HOST:8265?") from None
 
     def _ask(
@@ -177,6 +178,14 @@ class JobApi:
 def address_of(cluster: ClusterConfig) -> str:
     """Where jobs are sent."""
     return cluster.address or check_address(os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS)
+
+
+def _path(submission_id: str) -> str:
+    return f"/api/jobs/{quote(submission_id, safe='')}"
+
+
+def _submitted(rows: Any) -> list[Job]:
+    return [_job(row) for row in rows if row.get("type") == "SUBMISSION"]
 
 
 def _job(row: Mapping[str, Any]) -> Job:

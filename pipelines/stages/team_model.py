@@ -55,14 +55,18 @@ class TeamModel(PythonModel):
         task = {"prompt": prompt, "seed": seed}
         try:
             reply = Peer(url, timeout_s=ANSWER_S).ask("POST", runs, json=task, headers=headers).json()
+            return {
+                "answer": reply["answer"],
+                "status": reply["status"],
+                "num_turns": len(reply["turns"]),
+                "team_version": str(reply["troupe"]["team_version"]),
+            }
         except (PeerError, ValueError) as error:
             raise RuntimeError(f"the gateway at {url}: {error}") from None
-        return {
-            "answer": reply["answer"],
-            "status": reply["status"],
-            "num_turns": len(reply["turns"]),
-            "team_version": str(reply["troupe"]["team_version"]),
-        }
+        except (LookupError, TypeError):
+            raise RuntimeError(
+                f"the gateway at {url}: an answer that is no run of a workflow: {str(reply)[:200]}"
+            ) from None
 
     async def _play(self, tasks: list[tuple[str, int]]) -> list[dict[str, Any]]:
         from serve_apps.episode.runner import run_episode

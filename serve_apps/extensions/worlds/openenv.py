@@ -97,7 +97,7 @@ class OpenEnvSession:
         except ValueError as error:
             raise self._no_answer(verb, str(error)) from None
         content = answer.get("data", {}) if isinstance(answer, dict) else None
-        if not isinstance(content, dict) or not isinstance(content.get("observation") or {}, dict):
+        if not isinstance(content, dict) or not isinstance(content.get("observation", {}), dict):
             raise self._no_answer(verb, f"{str(answer)[:200]!r}")
         if answer.get("type") == "error":
             fault = content
@@ -116,13 +116,14 @@ class OpenEnvSession:
 
     def _seen(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Returns an answer in the form of a world's."""
-        observation = dict(data.get("observation") or {})
+        observation = dict(data.get("observation", {}))
         text = observation.pop(self._environment.text_field, None)
         observation.pop("metadata", None)
+        reward, is_done = data.get("reward"), data.get("done")
         return {
             "text": text,
-            "reward": data.get("reward") or 0.0,
-            "is_done": bool(data.get("done")),
+            "reward": 0.0 if reward is None else reward,  # a step that pays nothing
+            "is_done": False if is_done is None else is_done,
             "info": observation,
         }
 

@@ -156,6 +156,12 @@ def test_other_work_has_another_name(config: RunConfig) -> None:
     assert len(set(names)) == len(names)
 
 
+def test_an_id_is_one_part_of_a_path(server: JobServer, api: JobApi) -> None:
+    server.put("j", "RUNNING", "one\n")
+    assert api.job("j") is not None and api.job("j/logs") is None and api.job("j?x") is None
+    assert not api.stop("j/stop") and server.jobs.keys() == {"j"}
+
+
 def test_a_follower_shows_whole_new_lines_and_hands_over_the_last_ref(server: JobServer, api: JobApi) -> None:
     server.put("j", "RUNNING", "one\ntw")
     follower = Follower(api, "j", deadline=float("inf"))

@@ -21,6 +21,7 @@ from serve_apps.extensions.mcp_tools.mcp_session import Session
 from serve_apps.extensions.retrieval.retriever import HttpRetriever
 from serve_apps.extensions.worlds.openenv import openenv_session, reach
 from serve_apps.http.peer import AsyncPeer, Fault, Peer, PeerError, fault_of, pause_s, read_json
+from serve_apps.worlds.seen import checked
 from tests.serve_apps.http.hostile_peer import ANSWERS, PAGE, WAYS, HostilePeer, answer, hostile_peer, text_frame
 
 pytestmark = pytest.mark.test
@@ -137,15 +138,15 @@ MAY_START = ("hangs up", "cuts the body", "speaks no HTTP", "is busy", "is overl
 """What a server of websockets may do while it comes up: the connection ends within the head, or it says so."""
 
 
-async def begun(environment: Environment) -> None:
+async def begun(environment: Environment) -> Any:
     async with openenv_session(environment) as world:
-        await world.reset({})
+        return await world.reset({})
 
 
 @pytest.mark.parametrize("ask", [reach, begun])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_wrong_server_of_worlds_is_a_fault_of_the_infrastructure(
-    way: str, ask: Callable[[Environment], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+    way: str, ask: Callable[[Environment], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve_apps.extensions.worlds.openenv.REACH_TIMEOUT_S", 0.7)
     with hostile_peer(way) as server, pytest.raises(ToolFault, match=server.url):
@@ -156,11 +157,43 @@ def test_a_wrong_server_of_worlds_is_a_fault_of_the_infrastructure(
 
 @pytest.mark.parametrize(
     "text",
-    [PAGE, b"[1]", b"7", b'{"data": [1]}', b'{"data": {"observation": "x"}}', b'{"type": "error", "data": null}'],
+    [
+        PAGE,
+        b"[1]",
+        b"7",
+        b'{"data": [1]}',
+        b'{"data": {"observation": "x"}}',
+        b'{"data": {"observation": []}}',
+        b'{"type": "error", "data": null}',
+    ],
 )
 def test_what_is_no_answer_of_a_world_is_no_outcome_of_a_policy(text: bytes) -> None:
     with hostile_peer("", frames=text_frame(text)) as server, pytest.raises(AuthorError, match="no answer of a world"):
         asyncio.run(begun(Environment(url=server.url, reset_timeout_s=2, step_timeout_s=2)))
+
+
+@pytest.mark.parametrize("field", [b'"done": "false"', b'"reward": ""'])
+def test_a_text_is_neither_the_end_of_a_world_nor_a_reward(field: bytes) -> None:
+    frames = text_frame(b'{"data": {"observation": {"text": "x"}, ' + field + b"}}")
+    with hostile_peer("", frames=frames) as server:
+        environment = Environment(url=server.url, reset_timeout_s=2, step_timeout_s=2)
+        with pytest.raises(AuthorError, match="it must be"):
+            checked(asyncio.run(begun(environment)), environment, before="")
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"7", b'[{"type": "SUBMISSION"}]'])
+def test_json_that_is_no_answer_of_the_job_api_is_named_as_such(content: bytes) -> None:
+    with hostile_peer("answers slowly", content=content) as server:
+        api = JobApi(server.url, timeout_s=2)
+        for ask in (
+            api.jobs,
+            lambda: api.job("a"),
+            lambda: api.log("a"),
+            lambda: api.submit({}),
+            lambda: api.stop("a"),
+        ):
+            with pytest.raises(ValueError, match="answers, but not as Ray's job API"):
+                ask()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -171,6 +204,14 @@ def test_a_wrong_gateway_is_named_by_the_model_that_mlflow_loads(way: str, monke
     model: Any = SimpleNamespace(_team=SimpleNamespace(run_id="team"))
     with hostile_peer(way) as server, pytest.raises(RuntimeError, match=f"the gateway at {server.url}: "):
         team_model.TeamModel._ask(model, server.url, "2+2", 0)
+
+
+def test_json_that_is_no_answer_of_a_gateway_is_named_as_such() -> None:
+    from pipelines.stages.team_model import TeamModel
+
+    model: Any = SimpleNamespace(_team=SimpleNamespace(run_id="team"))
+    with hostile_peer("answers slowly", content=b"[1]") as server, pytest.raises(RuntimeError, match="is no run of a"):
+        TeamModel._ask(model, server.url, "2+2", 0)
 
 
 def test_a_server_that_closes_connections_without_a_word_is_asked_as_any_other() -> None:
