@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from serve_apps.authoring.boxed import last_boxed
+from serve_apps.authoring.json_text import json_object
 from serve_apps.authoring.thinking import CLOSE, OPEN, after_thinking
 
 
@@ -231,11 +232,8 @@ class JsonKeys:
         bare = text.strip()
         if bare.startswith("```"):
             bare = bare.removeprefix("```").removeprefix("json")
-        try:
-            data: Any = json.loads(bare.removesuffix("```"))
-        except (ValueError, RecursionError):
-            data = None
-        if not isinstance(data, Mapping):
+        data = json_object(bare.removesuffix("```"))
+        if data is None:
             return Parsed(fields=dict.fromkeys(self.names, ""), fault="no JSON object")
         values = {name: self._value(data.get(name)) for name in self.names}
         missing = [name for name in self.names if values[name] in (None, "", [], {})]

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from serve_apps.authoring import thinking
+from serve_apps.authoring.json_text import json_object
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -93,11 +94,8 @@ def _parse_call(text: str, known: Collection[str]) -> CalledTool | None:
 
     Arguments may be called `parameters`, as in Llama's format.
     """
-    try:
-        data: Any = json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, or an integer of more digits than Python reads
-        return None
-    if not isinstance(data, dict) or data.get("name") not in known:
+    data = json_object(text)
+    if data is None or not isinstance(data.get("name"), str) or data["name"] not in known:
         return None
     argument_keys = [key for key in ("arguments", "parameters") if key in data]
     if len(argument_keys) > 1 or (not argument_keys and data.keys() - {"name", "id", "type"}):

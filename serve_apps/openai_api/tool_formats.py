@@ -12,11 +12,11 @@ in its formats may have to be read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from serve_apps.authoring.json_text import json_object
 from serve_apps.chat.text_stream import overlap
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.engines.vllm.parsers import check_tool_parser, parsed_calls
@@ -132,7 +132,7 @@ class OfferedTools:
             content += text[done:begin] + outside
             done = end
             calls += [CalledTool(name=name, arguments=arguments) for name, arguments in calls_in_part]
-        is_known = all(call.name in self.names and _is_object(call.arguments) for call in calls)
+        is_known = all(call.name in self.names and json_object(call.arguments) is not None for call in calls)
         return ((content + text[done:]).strip(), calls) if calls and is_known else (text, [])
 
     def _parts_with_calls(self, text: str) -> list[tuple[int, int]]:
@@ -142,10 +142,3 @@ class OfferedTools:
         is_call = text.lstrip().startswith(self.format.begins)  # tags of thoughts are within its data
         parts = [(0, len(text))] if is_call else said_parts(text)
         return [(begin, end) for begin, end in parts if any(text.find(m, begin, end) >= 0 for m in self.format.begins)]
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False

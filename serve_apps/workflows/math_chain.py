@@ -10,7 +10,6 @@ from serve_apps.authoring.workflow import Outcome, Workflow
 from stores.types import Task
 
 STATUSES = ("correct", "incorrect", "uncertain")
-ERROR_TYPES = ("none", "calculation", "reasoning", "missing_case", "misread_problem", "format", "unclear")
 
 
 class MathChain(Workflow):
@@ -31,7 +30,7 @@ class MathChain(Workflow):
             "<FEEDBACK>advice</FEEDBACK> only.\n"
             "Solution: {solution}\nAnswer: {answer}\nProblem: {question}"
         ),
-        contract=Tags("STATUS", "ERROR_TYPE", "FEEDBACK", choices={"STATUS": STATUSES, "ERROR_TYPE": ERROR_TYPES}),
+        contract=Tags("STATUS", "ERROR_TYPE", "FEEDBACK", choices={"STATUS": STATUSES}),
     )
     refiner = Agent(
         prompt=(

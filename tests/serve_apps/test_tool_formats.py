@@ -35,7 +35,15 @@ CALLS = {
     "mistral": '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": "x"}, "id": "abcdefghi"}]',
 }
 NO_CALLS = {
-    "qwen": ["I add.", '<tool_call>{"name": "steal", "arguments": {}}</tool_call>', "<tool_call>{", '{"name": "add"}'],
+    "qwen": [
+        "I add.",
+        '<tool_call>{"name": "steal", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": 1e400}}</tool_call>',
+        "<tool_call>{",
+        '{"name": "add"}',
+    ],
     "coder": [
         "I add.",
         "<tool_call>\n<function=add>\n<parameter=a>\n1",
@@ -49,12 +57,14 @@ NO_CALLS = {
         '{"name": "steal", "parameters": {}}',
         '{"name": "add", "parameters": {"a": 1',
         '{"name": "add", "parameters": [1]}',
+        '{"name": "add", "parameters": {"a": 1e400}}',
         "{" * 262_144,
     ],
     "mistral": [
         "I add.",
         '[TOOL_CALLS] [{"name": "add", "arguments": {"a"',
         '[TOOL_CALLS] [{"name": "steal", "arguments": {}}]',
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": NaN}}]',
         "[TOOL_CALLS]" * 10_000,
         "[TOOL_CALLS]" + "[" * 60_000,
     ],

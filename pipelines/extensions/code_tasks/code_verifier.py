@@ -48,6 +48,8 @@ NOT_JUDGED = ("checker_error", "sandbox_error")
 as the policy's failure unless its task's checker fails whatever the program prints; one without a sandbox is missing."""
 
 _CODE_TAG = re.compile(r"<(/?)code>", re.IGNORECASE)
+_AROUND = "\n\ufeff"
+"""What stands around a program and is none of it: Python refuses a byte order mark."""
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _TIME_LIMIT = re.compile(
     r"time\s*limit(?:\s*per\s*test)?\W{0,12}(\d+(?:\.\d+)?)\s*(ms|millisecond|s\b|sec|second)", re.IGNORECASE
@@ -210,11 +212,11 @@ def extract_code(text: str) -> str:
         elif begin is not None:
             begin, tagged = None, text[begin : tag.start()]
     text = text if tagged is None else tagged
-    fences = _FENCE.findall(text)
+    fences = [fence.strip(_AROUND) for fence in _FENCE.findall(text)]
     for fence in reversed(fences):
         if _is_python(fence):
-            return fence.strip("\n")
-    return (fences[-1] if fences else text).strip("\n")
+            return fence
+    return fences[-1] if fences else text.strip(_AROUND)
 
 
 def time_limit(statement: str) -> float | None:

@@ -8,6 +8,7 @@ import pytest
 
 from pipelines.config.run_config import load_config
 from pipelines.runners.validate import check
+from serve_apps.authoring.workflow import load_workflow
 
 pytestmark = pytest.mark.fast
 
@@ -39,6 +40,14 @@ def test_it_could_start(config: Path) -> None:
     }
     expected = [what for what, part in lines_of.items() if part in config.stem]
     assert [line.split(":")[0] for line in lines] == expected
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_a_prompt_names_each_word_that_its_contract_holds_the_agent_to(config: Path) -> None:
+    workflow = load_config(config).workflow
+    for name, agent in load_workflow(workflow.path, workflow.settings).agents.items():
+        for words in getattr(agent.contract, "choices", {}).values():
+            assert [word for word in words if word not in agent.prompt.lower()] == [], name
 
 
 @pytest.mark.parametrize("workflow", MAPPINGS)

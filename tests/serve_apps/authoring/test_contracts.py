@@ -75,8 +75,9 @@ def test_a_tag_inside_of_the_one_that_was_chosen_is_a_fault(text: str, fault: st
     assert (parsed.fields["choice"], parsed.fault) == ("search", fault)
 
 
-def test_a_number_of_too_many_digits_is_a_fault_and_no_error() -> None:
-    assert JsonKeys("n").parse('{"n": ' + "1" * 10_000 + "}").fault == "no JSON object"
+@pytest.mark.parametrize("number", ["1" * 10_000, "NaN", "-Infinity", "1e999"])
+def test_a_number_that_json_or_python_has_not_is_a_fault_and_no_error(number: str) -> None:
+    assert JsonKeys("n").parse(f'{{"n": {number}}}').fault == "no JSON object"
 
 
 def test_blocks_that_can_be_read_are_offered_even_where_the_format_is_broken() -> None:

@@ -330,6 +330,8 @@ def test_no_wall_only_where_it_is_asked_for() -> None:
         ("Here:\n```python\nprint(1)\n```\nand\n```\nnot python at all\n```", "print(1)"),
         ("<code>\n```py\nprint(1)\n```\n</code>", "print(1)"),
         ("print(1)", "print(1)"),
+        ("\ufeffprint(1)", "print(1)"),
+        ("```python\n\ufeffprint(1)\n```\nor\n```\nno python )\n```", "print(1)"),
         ("<code>1</code> or <CODE>print('<code>')</code>, not <code>3", "print('<code>')"),
         ("```\nstill not python )\n```", "still not python )"),
         ("<think>```python\nprint(2)\n```</think>print(1)", "print(1)"),

@@ -1,0 +1,23 @@
+"""json_text: what a model wrote -> the JSON object that it is. NaN, Infinity and numbers beyond a float, which Python reads, are no JSON."""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+from typing import Any
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """Returns the object; None where the text is none, is nested too deeply or has an integer of more digits than Python reads."""
+    try:
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
