@@ -66,7 +66,7 @@ async def stream_workflow(
 
     Calls `on_end` with the run before the last event.
     """
-    events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
     client = service.client(team)
 
     async def complete_and_report(call: AgentCall) -> Completion:
@@ -84,14 +84,11 @@ async def stream_workflow(
         return completion
 
     episode = asyncio.ensure_future(_run_episode(team, spec, complete_and_report, store))
+    episode.add_done_callback(lambda _: events.put_nowait(None))
     try:
         yield {"event": "start", "id": spec.episode_id, "troupe": team.reply_fields}
-        while not episode.done() or not events.empty():
-            next_event = asyncio.ensure_future(events.get())
-            await asyncio.wait({episode, next_event}, return_when=asyncio.FIRST_COMPLETED)
-            if next_event.done():
-                yield next_event.result()
-            next_event.cancel()
+        while (event := await events.get()) is not None:
+            yield event
         run = WorkflowRun(team, episode.result())
         on_end(run)
         yield {"event": "result", **run.reply}

@@ -24,6 +24,8 @@ OTHER_FILES = 128
 """Files that a replica keeps open beside connections: logs, tables, connections to Ray."""
 MAX_HEAD_BYTES = 65_536
 """Bytes of the head of a request; the parser itself would take a head of any length into memory."""
+MAX_READ_BYTES = 16_384
+"""Bytes after which a long read is looked at: how far a head may pass its limit."""
 MAX_PIPELINED = 16
 """Requests of one connection that wait behind the one that is being answered."""
 STALLED_S = 30.0
@@ -70,6 +72,11 @@ class LimitedConnection(HttpConnection):
 
     def data_received(self, data: bytes) -> None:
         """Ends the wait where the head is complete, and begins the time for one where it is not."""
+        for start in range(0, len(data), MAX_READ_BYTES):
+            if not self.transport.is_closing():
+                self._part_received(data[start : start + MAX_READ_BYTES])
+
+    def _part_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._is_in_head and not self.transport.is_closing():
             self._head_bytes += len(data)

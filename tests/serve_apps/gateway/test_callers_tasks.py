@@ -7,6 +7,7 @@ import base64
 import json
 import pickle
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from serve_apps.authoring.agent import Agent
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.team import TeamSpec
+from serve_apps.gateway.calls.workflow_runs import episode_spec, stream_workflow
 from serve_apps.gateway.shadow.shadows_app import ShadowPlayer
 from serve_apps.gateway.traffic.shadowing import ShadowJob
 from serve_apps.gateway.traffic.teams import TeamRoute
@@ -174,3 +176,20 @@ async def test_a_workflow_in_simulated_worlds_is_not_run_for_callers_and_its_age
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "simulated_world"
     assert "acts in worlds of home, which are simulated by workers" in refused.json()["error"]["message"]
     assert answered.status_code == 200, answered.text
+
+
+async def test_a_caller_who_leaves_a_streamed_run_leaves_no_task_behind(tiny_model: Path) -> None:
+    scene = scene_of(tiny_model, PATIENT)
+    team, before, begun = scene.service.teams["demo"].champion, asyncio.all_tasks(), asyncio.Event()
+    spec = episode_spec(team, RunRequest(prompt="a", metadata={"seconds": 60}))
+
+    async def read() -> None:
+        async for _ in stream_workflow(scene.service, team, spec, on_end=lambda _: None):
+            begun.set()
+
+    caller = asyncio.ensure_future(read())
+    await begun.wait()
+    caller.cancel()
+    with suppress(asyncio.CancelledError):
+        await caller
+    assert asyncio.all_tasks() == before

@@ -123,6 +123,14 @@ async def test_a_head_without_end_is_refused_while_it_comes(head: bytes) -> None
         await until(lambda: not limits.waiting)
 
 
+async def test_a_head_that_is_too_long_is_refused_also_where_it_comes_whole() -> None:
+    async with served() as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /slow/0 HTTP/1.1\r\nX-A: " + b"a" * 200_000 + b"\r\n\r\n")
+        assert (await reader.read(20)).startswith(b"HTTP/1.1 431")
+        writer.close()
+
+
 async def test_more_requests_than_may_wait_on_a_connection_end_it() -> None:
     async with served() as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
