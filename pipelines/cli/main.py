@@ -9,7 +9,9 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 from inspect import signature
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,6 +55,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(version("troupe-rl"))
+        raise typer.Exit
+
+
+@app.callback()
+def _troupe(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Shows the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -235,6 +252,8 @@ def runs(
     from pipelines.run.stored_runs import journals
     from stores.store_faults import UnreadableStore
 
+    if "://" not in root and not Path(root).is_dir():
+        raise ValueError(f"--root {root}: there is no such folder, seen from {Path.cwd()}")
     table, faults = runs_table(journals(root))
     Console().print(table)
     if faults:
@@ -366,6 +385,8 @@ def _print_plan(config: RunConfig, from_traces: str = "") -> None:
 
 def main(run: Callable[[], None] = app) -> None:
     """Entry point of the `troupe` command."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack what a model said
     # Ray forks from processes that hold a LanceDB connection; the children never use it.
     warnings.filterwarnings("ignore", message="lancedb fork support")
     run()

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -168,9 +169,9 @@ def errors(debug: bool) -> Iterator[None]:
     try:
         configure()
         yield
-    except (KeyboardInterrupt, Exception) as error:
-        if debug and isinstance(error, Exception):
-            raise
+    except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 - the boundary of every command
+        if debug:
+            traceback.print_exception(error)
         from pipelines.cluster.faults import ClusterLost, diagnose
 
         fault = diagnose(error)

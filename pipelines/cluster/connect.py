@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import tempfile
+import threading
 import time
 from typing import Any
 
@@ -45,10 +47,12 @@ def connect(address: str = "") -> None:
         keep_token_private()
         os.environ.setdefault("RAY_worker_niceness", "0")  # as `make up` does; Ray's default is 15
         ray.init(address="local", include_dashboard=True, **quiet)
+        _interrupt_on_sigterm()
         return
     check_answers(address)
     try:
         ray.init(address=address, **quiet)
+        _interrupt_on_sigterm()
     except ConnectionError as error:
         raise InfrastructureLost(_no_answer(address, error)) from None
     except RuntimeError as error:
@@ -58,6 +62,12 @@ def connect(address: str = "") -> None:
             f"the cluster at {address!r} runs another version of Ray or Python than this environment ({_in_a_line(error)}): "
             "use the environment that its nodes were started from, or start them from this one"
         ) from None
+
+
+def _interrupt_on_sigterm() -> None:
+    """Makes SIGTERM an interrupt: what Ray's own handler raises, SystemExit, ends the process in its C++ with SIGABRT."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def connect_for_good(address: str = "") -> None:

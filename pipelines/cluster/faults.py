@@ -255,7 +255,7 @@ def _message_of(error: BaseException) -> str:
 def _disk_full(errors: list[BaseException]) -> str:
     files = [getattr(error, "filename", None) for error in errors]
     quoted = [match["file"] for error in errors if (match := FULL_FILE.search(str(error)))]
-    target = next((file for file in [*files, *quoted] if file), "a store")
+    target = next((file for file in [*files, *quoted] if file), "a store or this command's output")
     return (
         f"disk full while writing {target}: free some space, what is finished is kept; the same command goes on. "
         "`troupe maintain --run RUN --dry-run` says what a run does not need any more"

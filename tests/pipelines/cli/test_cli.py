@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -125,7 +127,7 @@ def test_an_unknown_stage_is_told_which_there_are(tmp_path: Path) -> None:
 
 def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
     shown = troupe(tmp_path, "validate", "nowhere.yaml", "--debug")
-    assert shown.returncode != 0
+    assert shown.returncode == 2, "schedulers decide by it"
     assert "Traceback" in shown.stderr
     assert "run config nowhere.yaml does not exist" in shown.stderr
 
@@ -162,3 +164,18 @@ def test_the_module_runs_as_the_command_does(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert "ok (2 model groups, 4 agents)" in done.stdout
+
+
+def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
+    assert troupe(tmp_path, "--version").stdout == f"{version('troupe-rl')}\n"
+
+
+def test_a_root_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert "--root nowhere: there is no such folder" in said(tmp_path, "runs", "--root", "nowhere")
+
+
+def test_a_character_that_a_terminal_lacks_is_shown_as_its_escape() -> None:
+    shows = "from pipelines.cli.main import main; main(lambda: print('é…\\udc80'))"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", shows], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "\\xe9\\u2026\\udc80\n"
