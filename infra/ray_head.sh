@@ -43,9 +43,15 @@ usage() {
 # Starts the head; returns 0 once it runs.
 launch() {
   # Port 0: the agent takes a free port. Its default is fixed, and a second head on this machine would then accept no jobs.
-  setsid nohup "$ray" start --head --block --node-ip-address 127.0.0.1 --port "$port" --include-dashboard true \
-    --dashboard-host 127.0.0.1 --dashboard-port "$dashboard_port" --dashboard-agent-listen-port 0 --disable-usage-stats \
-    >$state/head.log 2>&1 </dev/null &
+  # Locks and pipes of the caller stay with the caller: a head that held them would hold them for days.
+  (
+    for descriptor in /proc/self/fd/*; do
+      if [ "${descriptor##*/}" -gt 2 ]; then eval "exec ${descriptor##*/}>&-"; fi
+    done
+    exec setsid nohup "$ray" start --head --block --node-ip-address 127.0.0.1 --port "$port" --include-dashboard true \
+      --dashboard-host 127.0.0.1 --dashboard-port "$dashboard_port" --dashboard-agent-listen-port 0 \
+      --disable-usage-stats >$state/head.log 2>&1 </dev/null
+  ) &
   pid=$!
   echo "$pid $(started_at "$pid")" >$state/head
   for _ in $(seq 240); do
