@@ -131,7 +131,8 @@ def is_correct(answer: str, references: Sequence[str]) -> bool:
 
     Where the reference is a plain number only a number is right: an expression that has yet to be evaluated is not an answer.
     (math-verify alone takes `7+6*8` for 55, so that a model would learn to copy the question.) Against symbolic
-    references math-verify's notion of equality holds. What it cannot judge within its deadline is not correct.
+    references math-verify's notion of equality holds, by which 3.141593 is pi: it compares six decimal places. What it cannot judge
+    within its deadline is not correct.
 
     Raises RuntimeError only if math-verify itself cannot be started.
     """
