@@ -5,9 +5,9 @@ Pydantic only. The string under a field is its description, in the JSON schema a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
@@ -15,6 +15,12 @@ NOT_IDENTITY: JsonDict = {"identity": False}
 """For `Field(json_schema_extra=...)`: a change of this field leaves the run the same run."""
 IDENTITY_IF_CHANGED: JsonDict = {"identity": "if_changed"}
 """The same: this field counts only away from its default, under which it does nothing. Runs from before the field go on."""
+
+
+Count = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+"""Annotations of constructors whose settings stand in a config: `by_name.check_settings` holds their bounds."""
 
 
 class Settings(BaseModel):

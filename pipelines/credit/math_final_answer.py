@@ -6,6 +6,7 @@ from typing import Literal
 
 from pipelines.credit.rule import Credit, turn_reward
 from serve_apps.tools.math_answer import is_correct
+from stores.settings import NotNegative
 from stores.types import Trace
 
 
@@ -14,7 +15,7 @@ class MathFinalAnswer:
 
     kind: Literal["returns"] = "returns"
 
-    def __init__(self, format_weight: float = 1.0) -> None:
+    def __init__(self, format_weight: NotNegative = 1.0) -> None:
         self.format_weight = format_weight
 
     def assign_credit(self, trace: Trace) -> Credit:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pipelines.credit.rule import Credit, turn_reward
 from serve_apps.tools.math_answer import is_correct
+from stores.settings import NotNegative
 from stores.types import Trace, Turn
 
 
@@ -24,7 +25,9 @@ class MathProgress:
 
     kind: Literal["increments"] = "increments"
 
-    def __init__(self, format_weight: float = 1.0, answer_fields: Sequence[str] = ("final_answer", "answer")) -> None:
+    def __init__(
+        self, format_weight: NotNegative = 1.0, answer_fields: Sequence[str] = ("final_answer", "answer")
+    ) -> None:
         self.format_weight = format_weight
         self.answer_fields = tuple(answer_fields)
 

@@ -13,6 +13,7 @@ from pipelines.credit.rule import Credit, format_penalty, turn_reward
 from serve_apps.tools.math_answer import is_correct
 from serve_apps.tools.math_strings import is_same_string
 from serve_apps.tools.text_match import exact_match, f1
+from stores.settings import NotNegative
 from stores.types import Trace
 
 METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
@@ -45,7 +46,7 @@ class OutcomeShare:
         self,
         metric: str = "em",
         share: Literal["full", "split"] = "full",
-        format_weight: float = 1.0,
+        format_weight: NotNegative = 1.0,
         sharing: Sequence[str] = (),
     ) -> None:
         """Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pipelines.credit.rule import Credit, format_penalty, turn_reward
+from stores.settings import NotNegative
 from stores.types import Trace
 
 
@@ -13,7 +14,7 @@ class PostedScore:
 
     kind: Literal["returns"] = "returns"
 
-    def __init__(self, format_weight: float = 0.0) -> None:
+    def __init__(self, format_weight: NotNegative = 0.0) -> None:
         """Args: format_weight: penalty of a turn whose tool call cannot be parsed."""
         self.format_weight = format_weight
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipelines.credit.rule import Credit, CreditKind, failed_credit, format_penalty, turn_reward
+from stores.settings import NotNegative, Share
 from stores.traces.conventions import info_of, is_world_call
 from stores.types import EpisodeStatus, ToolCall, Trace
 
@@ -44,10 +45,10 @@ class StepRewards:
     def __init__(
         self,
         environment: str,
-        planner_share: float = 0.5,
+        planner_share: Share = 0.5,
         outcome: str = "success",
         success: str = "is_won",
-        format_weight: float = 0.1,
+        format_weight: NotNegative = 0.1,
     ) -> None:
         """Args:
         environment: what the workflow calls the environment.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.credit.rule import Credit, format_penalty, turn_reward
+from stores.settings import NotNegative
 from stores.types import ToolCall, Trace, Turn
 
 
@@ -30,7 +31,7 @@ class CodeProgress:
 
     def __init__(
         self,
-        format_weight: float = 1.0,
+        format_weight: NotNegative = 1.0,
         verify: str = "verify",
         workers: Sequence[str] = ("planner", "coder"),
         advisers: Sequence[str] = ("reflector",),

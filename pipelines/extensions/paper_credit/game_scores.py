@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from pipelines.credit.rule import Credit, CreditKind, failed_credit, format_penalty, turn_reward
 from pipelines.credit.step_rewards import answered_calls
+from stores.settings import NotNegative
 from stores.traces.conventions import info_of
 from stores.types import Trace
 
@@ -25,7 +26,7 @@ class GameScores:
         player: str,
         trained: Sequence[str] = (),
         scores: str = "scores",
-        format_weight: float = 0.1,
+        format_weight: NotNegative = 0.1,
     ) -> None:
         """Args:
         environment: what the workflow calls the environment.

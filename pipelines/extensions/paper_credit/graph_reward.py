@@ -13,6 +13,7 @@ from typing import Literal
 from pipelines.credit.outcome import check_share, outcome_metric
 from pipelines.credit.rule import Credit, turn_reward
 from serve_apps.extensions.graphs.graph import load_graph
+from stores.settings import NotNegative
 from stores.types import Trace
 
 
@@ -26,8 +27,8 @@ class GraphReward:
         graph: str,
         metric: str = "em",
         share: Literal["full", "split"] = "full",
-        format_weight: float = 1.0,
-        outcome_weight: float = 1.0,
+        format_weight: NotNegative = 1.0,
+        outcome_weight: NotNegative = 1.0,
         sharing: Sequence[str] = (),
     ) -> None:
         """Args:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipelines.extensions.paper_credit.rounds import influence
 from pipelines.extensions.paper_credit.shaping import Played, Shaping
+from stores.settings import NotNegative
 from stores.types import Turn
 
 
@@ -19,7 +20,7 @@ class InfluenceReward(Shaping):
 
     needs_scores = False
 
-    def __init__(self, inner: Mapping[str, Any], strength: float = 0.2, agents: Sequence[str] = ()) -> None:
+    def __init__(self, inner: Mapping[str, Any], strength: NotNegative = 0.2, agents: Sequence[str] = ()) -> None:
         """Args: strength: size of the bonus; UMAD uses 0.2."""
         super().__init__(inner, agents)
         self.strength, self.kind = strength, self.inner.kind

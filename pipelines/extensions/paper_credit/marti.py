@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pipelines.extensions.paper_credit.rounds import check_choice
 from pipelines.extensions.paper_credit.shaping import Played, Shaping
+from stores.settings import NotNegative
 from stores.types import Turn
 
 Mode = Literal["margin", "quality"]
@@ -30,7 +31,7 @@ class HistoryShaping(Shaping):
         self,
         inner: Mapping[str, Any],
         mode: Mode = "margin",
-        alpha: float = 0.5,
+        alpha: NotNegative = 0.5,
         past: Past = "rounds",
         agents: Sequence[str] = (),
     ) -> None:

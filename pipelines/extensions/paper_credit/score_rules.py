@@ -15,6 +15,7 @@ from typing import Any
 from pipelines.credit.rule import CreditKind
 from pipelines.extensions.paper_credit.rounds import Horizon, Rounds, Sharing, check_choice, mean_of, shared_score
 from pipelines.extensions.paper_credit.shaping import Played, Shaping
+from stores.settings import Share
 from stores.types import Turn
 
 THRESHOLD = 0.5
@@ -31,7 +32,7 @@ class ScoreRules(Shaping):
         inner: Mapping[str, Any],
         horizon: Horizon = "discounted_sum",
         sharing: Sharing = "all",
-        gamma: float = 0.3,
+        gamma: Share = 0.3,
         persuaded: float = 0.0,
         corrected: float = 0.0,
         persuading: float = 0.0,
@@ -45,8 +46,6 @@ class ScoreRules(Shaping):
         super().__init__(inner, agents)
         check_choice("horizon", horizon, Horizon)
         check_choice("sharing", sharing, Sharing)
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"credit.settings.gamma: {gamma} is not between 0 and 1")
         self.horizon, self.sharing, self.gamma = horizon, sharing, gamma
         self.persuaded, self.corrected, self.persuading = persuaded, corrected, persuading
 

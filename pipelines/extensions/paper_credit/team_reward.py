@@ -12,6 +12,7 @@ from typing import Any
 
 from pipelines.extensions.paper_credit.rounds import Team, Timing, check_choice, paid_at, team_score
 from pipelines.extensions.paper_credit.shaping import Played, Shaping
+from stores.settings import Share
 from stores.types import Turn
 
 
@@ -27,7 +28,7 @@ class TeamReward(Shaping):
         inner: Mapping[str, Any],
         timing: Timing = "dense",
         team: Team = "sum",
-        gamma: float = 0.9,
+        gamma: Share = 0.9,
         agents: Sequence[str] = (),
     ) -> None:
         """Args:

@@ -13,6 +13,7 @@ from serve_apps.authoring.agent import Agent, Reply, TracedText
 from serve_apps.authoring.boxed import last_boxes
 from serve_apps.authoring.contracts import Tags
 from serve_apps.authoring.workflow import Outcome, Workflow, together
+from stores.settings import Count
 from stores.types import Task
 
 HIDDEN = "[answer hidden]"
@@ -37,7 +38,7 @@ class Debate(Workflow):
     """
 
     def __init__(
-        self, num_agents: int = 2, num_rounds: int = 2, decide: Literal["vote", "summarizer"] = "vote"
+        self, num_agents: Count = 2, num_rounds: Count = 2, decide: Literal["vote", "summarizer"] = "vote"
     ) -> None:
         """Sets the workflow up.
 

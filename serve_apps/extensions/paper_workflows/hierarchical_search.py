@@ -10,6 +10,7 @@ from serve_apps.authoring.agent import Agent, TracedText
 from serve_apps.authoring.contracts import Tags, Thinking
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.extensions.retrieval.retrieval import retriever_tool
+from stores.settings import Count
 from stores.types import Task
 
 ENOUGH, MORE = "yes", "no"
@@ -41,7 +42,7 @@ class HierarchicalSearch(Workflow):
     )
 
     def __init__(
-        self, max_rounds: int = 4, top_k: int = 3, retriever: dict[str, Any] | None = None, think: bool = False
+        self, max_rounds: Count = 4, top_k: Count = 3, retriever: dict[str, Any] | None = None, think: bool = False
     ) -> None:
         """Sets the workflow up.
 

@@ -10,6 +10,7 @@ from serve_apps.authoring.agent import Agent, TracedText
 from serve_apps.authoring.contracts import OneOf, Parsed, Tags
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.extensions.retrieval.retrieval import retriever_tool
+from stores.settings import Count
 from stores.types import Task
 
 NO_EVIDENCE = "No useful information"
@@ -84,7 +85,7 @@ class IterativeSearch(Workflow):
         cut=("thoughts", "evidence"),
     )
 
-    def __init__(self, max_rounds: int = 3, top_k: int = 5, retriever: dict[str, Any] | None = None) -> None:
+    def __init__(self, max_rounds: Count = 3, top_k: Count = 5, retriever: dict[str, Any] | None = None) -> None:
         """Sets the workflow up.
 
         Args:

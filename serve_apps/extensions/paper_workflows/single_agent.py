@@ -8,6 +8,7 @@ from serve_apps.authoring.agent import Agent, TracedText
 from serve_apps.authoring.contracts import OneOf
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.extensions.retrieval.retrieval import retriever_tool
+from stores.settings import Count
 from stores.types import Task
 
 
@@ -23,7 +24,7 @@ class SingleAgent(Workflow):
         cut=("found",),
     )
 
-    def __init__(self, max_turns: int = 4, top_k: int = 3, retriever: dict[str, Any] | None = None) -> None:
+    def __init__(self, max_turns: Count = 4, top_k: Count = 3, retriever: dict[str, Any] | None = None) -> None:
         """Sets the workflow up.
 
         Args:

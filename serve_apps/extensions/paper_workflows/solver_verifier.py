@@ -7,6 +7,7 @@ from typing import Any
 from serve_apps.authoring.agent import Agent
 from serve_apps.authoring.contracts import Boxed, Tags
 from serve_apps.authoring.workflow import Outcome, Workflow
+from stores.settings import Count
 from stores.types import Task
 
 APPROVED, REJECTED = "approve", "reject"
@@ -35,7 +36,7 @@ class SolverVerifier(Workflow):
         cut=("solution",),
     )
 
-    def __init__(self, max_rounds: int = 2) -> None:
+    def __init__(self, max_rounds: Count = 2) -> None:
         """Sets the workflow up. Args: max_rounds: answers at most; 1 is a solver alone."""
         self.max_rounds = max_rounds
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from by_hand import chain, paid, trace
@@ -24,10 +25,12 @@ from pipelines.credit.rule import (
     score_trace,
     turn_reward,
 )
+from stores.settings import NotNegative
 from stores.types import SERVED, Cause, EpisodeStatus, Trace
 
 pytestmark = pytest.mark.fast
 
+ROOT = Path(__file__).parents[3]
 FINAL = DottedConfig(path="pipelines.credit.math_final_answer:MathFinalAnswer")
 
 
@@ -153,11 +156,41 @@ def test_a_rule_is_loaded_by_path_and_settings() -> None:
         ("pipelines.credit.math_final_answer:MathFinalAnser", {}, r"credit\.path: .*has no 'MathFinalAnser'"),
         ("pipelines.tasks.sources:load_tasks", {}, r"credit\.path: .*must be a credit rule"),
         ("pipelines.credit.math_final_answer:MathFinalAnswer", {"weight": 1}, r"credit\.settings: .*'weight'"),
+        (
+            "pipelines.credit.math_final_answer:MathFinalAnswer",
+            {"format_weight": -1},
+            r"settings\.format_weight: .*or equal to 0",
+        ),
+        (
+            "pipelines.credit.math_final_answer:MathFinalAnswer",
+            {"format_weight": "0.1"},
+            r"settings\.format_weight: .*number",
+        ),
+        (
+            "pipelines.credit.math_final_answer:MathFinalAnswer",
+            {"format_weight": None},
+            r"settings\.format_weight: .*number",
+        ),
+        (
+            "pipelines.credit.step_rewards:StepRewards",
+            {"environment": "home", "planner_share": 1.5},
+            r"settings\.planner_share: .*or equal to 1",
+        ),
+        ("pipelines.extensions.paper_credit.debate:DebateReward", {"gamma": -3}, r"settings\.gamma: .*or equal to 0"),
     ],
 )
-def test_a_rule_that_cannot_be_loaded_is_one_clear_message(path: str, settings: dict[str, int], message: str) -> None:
+def test_a_rule_that_cannot_be_loaded_is_one_clear_message(path: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_credit(DottedConfig(path=path, settings=settings))
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("pipelines/**/*credit/*.py")), ids=lambda file: file.stem)
+def test_no_rule_pays_for_a_format_that_is_wrong(file: Path) -> None:
+    module = import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    rules = [rule for rule in vars(module).values() if isinstance(rule, type) and rule.__module__ == module.__name__]
+    for rule in rules:
+        hints = get_type_hints(rule.__init__, include_extras=True)  # type: ignore[misc]
+        assert hints.get("format_weight", NotNegative) == NotNegative, rule
 
 
 def test_the_credit_version_changes_with_settings_and_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

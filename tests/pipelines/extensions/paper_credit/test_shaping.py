@@ -405,7 +405,7 @@ def test_a_rule_is_named_by_the_classes_that_it_inherits_from_too() -> None:
             {"inner": SAID, "horizon": "next"},
             r"settings\.horizon: .*'last', 'current' or .* \(got 'next'\)",
         ),
-        ("score_rules:ScoreRules", {"inner": SAID, "gamma": 2}, r"gamma: 2 is not between 0 and 1"),
+        ("score_rules:ScoreRules", {"inner": SAID, "gamma": 2}, r"gamma: Input should be less than or equal to 1"),
         ("score_rules:ScoreRules", {"inner": GROWING}, r"inner: .*:Growing pays increments, but ScoreRules needs"),
         ("team_reward:TeamReward", {"inner": SAID, "team": "dictator"}, r"dictator needs credit\.settings\.agents"),
         (
