@@ -52,6 +52,8 @@ class CodeTests:
     public: tuple[Case, ...] = ()
     """Cases that a prompt may show: they are never judged, so that no reward is paid for them."""
     fn_name: str = ""
+    is_in_place: bool = False
+    """Whether the function may return None, and is then judged by its first argument, as it has changed it."""
     checker: str = "standard"
     checker_code: str = ""
     """Source of `check(given, expected, actual) -> bool`, for the checker `custom`."""
@@ -81,6 +83,8 @@ def foreign_modules(text: str) -> list[str]:
 def expand_batched(tests: CodeTests, statement: str, *, place: str = "tests") -> CodeTests:
     """Returns the tests of a task with this statement: batches are taken apart, and a case that is shown does not pay.
 
+    Of a function whose signature or statement says that it returns nothing (LeetCode), the changed argument is judged.
+
     A case of `t` one-line tests is taken apart, so that a program that is right on some of them earns a part. That is done
     only where the statement mentions test cases, the first line of the input is t, exactly t lines follow, t lines are
     expected, and the parts agree with one another. A case whose input and, further on, output stand in the statement as
@@ -89,7 +93,7 @@ def expand_batched(tests: CodeTests, statement: str, *, place: str = "tests") ->
     Raises ValueError, naming `place`, where this leaves no case that pays.
     """
     if tests.fn_name:
-        return tests
+        return replace(tests, is_in_place=_returns_nothing(tests.fn_name, statement))
     text = _block(statement)
     public = [*tests.public, *(case for case in tests.cases if _stands_in(case.given, case.expected, text))]
     hidden = list(tests.cases)
@@ -141,6 +145,12 @@ def _check_pays(hidden: Sequence[Case], checker: str) -> None:
         )
     if checker != "custom" and all(case.expected is None or str(case.expected).strip() == "" for case in hidden):
         raise ValueError("every hidden case expects nothing: a program that prints nothing would pass; give other ones")
+
+
+def _returns_nothing(fn_name: str, statement: str) -> bool:
+    lines = [line.replace(" ", "") for line in statement.splitlines()]
+    has_signature = any(line.startswith(f"def{fn_name}(") and line.endswith("->None:") for line in lines)
+    return has_signature or "do not return anything" in statement.casefold()
 
 
 def _taken_apart(case: Case) -> list[Case]:

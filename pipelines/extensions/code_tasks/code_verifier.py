@@ -73,9 +73,12 @@ class Judgement:
     """Holds the verdict on a submission, in JSON values throughout."""
 
     verdict: Verdict
-    """`pass` if all cases passed, else the verdict of the first that did not."""
+    """`pass` if all cases that were run passed, else the verdict of the first that did not."""
     passed: int
     total: int
+    """Cases that were run."""
+    num_tests: int
+    """Cases that the task has."""
     cases: tuple[CaseVerdict, ...]
     seconds: float
 
@@ -95,7 +98,7 @@ class CodeVerifier:
 
     sandbox: Sandbox
     max_cases: int = 32
-    """Only so many cases are run, so that one task cannot hold up all others."""
+    """Only so many cases are run, so that one task cannot hold up all others: see `spread`."""
     parallel: int = 1
     """The number of sandboxes side by side for one submission."""
     total_s: float = 60.0
@@ -116,11 +119,13 @@ class CodeVerifier:
             raise ValueError("these tests hold no case, and any program would pass them: give at least one")
         began = time.monotonic()
         time_s = min(time_s, self.sandbox.config.max_time_s) if time_s else None
-        cases = tests.cases[: self.max_cases]
+        cases = spread(tests.cases, self.max_cases)
         if not code.strip():
             verdicts = [CaseVerdict(verdict="no_code", seconds=0.0)] * len(cases)
         else:
-            verdicts = self._verdicts(Program(code=code, fn_name=tests.fn_name), tests, cases, time_s, problem)
+            verdicts = self._verdicts(
+                Program(code=code, fn_name=tests.fn_name, is_in_place=tests.is_in_place), tests, cases, time_s, problem
+            )
         passed = sum(v.verdict == "pass" for v in verdicts)
         unjudged = next((v.verdict for v in verdicts if v.verdict in NOT_JUDGED), None)
         first: Verdict = next((v.verdict for v in verdicts if v.verdict != "pass"), "pass")
@@ -128,6 +133,7 @@ class CodeVerifier:
             verdict=unjudged or first,
             passed=passed,
             total=len(cases),
+            num_tests=len(tests.cases),
             cases=tuple(verdicts),
             seconds=time.monotonic() - began,
         )
@@ -197,6 +203,12 @@ class CodeVerifier:
         checker = Program(code=tests.checker_code, fn_name="check", min_arguments=3)
         questions = [[cases[i].given, cases[i].expected, value, problem, {}] for i, value in actual.items()]
         return dict(zip(actual, self.sandbox.run(checker, questions, total_s=self.total_s), strict=True))
+
+
+def spread(cases: Sequence[Case], at_most: int) -> list[Case]:
+    """Returns at most so many cases, evenly spaced up to the last one: data sets put the hard ones at the end."""
+    num = min(len(cases), at_most)
+    return [cases[i * len(cases) // num - 1] for i in range(1, num + 1)]
 
 
 def extract_code(text: str) -> str:

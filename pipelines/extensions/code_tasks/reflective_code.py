@@ -19,6 +19,7 @@ from serve_apps.authoring.prompt_budget import shorten
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.extensions.sandbox import Sandbox
 from serve_apps.extensions.sandbox.config import SandboxConfig
+from stores.settings import Count
 from stores.types import Task
 
 MAX_HISTORY_CHARS, MAX_EXAMPLE_CHARS = 12_000, 3_000
@@ -61,9 +62,9 @@ class ReflectiveCode(Workflow):
 
     def __init__(
         self,
-        max_rounds: int = 3,
+        max_rounds: Count = 3,
         max_examples: int = 3,
-        max_cases: int = 8,
+        max_cases: Count = 8,
         sandbox: dict[str, Any] | None = None,
     ) -> None:
         """Sets the workflow up.
@@ -71,7 +72,7 @@ class ReflectiveCode(Workflow):
         Args:
             max_rounds: programs at most.
             max_examples: public tests that prompts show.
-            max_cases: hidden tests that are run per program.
+            max_cases: hidden tests that are run per program, spread over all that the task has.
             sandbox: settings of the sandbox (`SandboxConfig`).
         """
         self.max_rounds, self.max_examples = max_rounds, max_examples
@@ -145,12 +146,12 @@ class ReflectiveCode(Workflow):
         """Returns the share of hidden tests that pass, and a text: how many passed, and the output of the first
         shown test that failed."""
         judged = await self._judged(code, tests, statement)
-        result = f"{judged.passed} of {judged.total} tests passed; {judged.verdict.replace('_', ' ')}"
+        which = f" ({judged.total} of {judged.num_tests} were run)" if judged.total < judged.num_tests else ""
+        result = f"{judged.passed} of {judged.total} tests passed{which}; {judged.verdict.replace('_', ' ')}"
         if judged.verdict != "pass" and num_shown:
-            shown = replace(tests, cases=tests.public[:num_shown])
+            shown = replace(tests, cases=tests.public[: min(num_shown, self._judge.max_cases)])
             shown_judgement = await self._judged(code, shown, statement)
-            # At most `max_cases` of them were run.
-            for case, case_verdict in zip(shown.cases, shown_judgement.cases, strict=False):
+            for case, case_verdict in zip(shown.cases, shown_judgement.cases, strict=True):
                 if case_verdict.verdict != "pass":
                     output = (
                         case_verdict.output or case_verdict.message[-200:] or case_verdict.verdict.replace("_", " ")
@@ -162,6 +163,7 @@ class ReflectiveCode(Workflow):
             "verdict": judged.verdict,
             "passed": judged.passed,
             "total": judged.total,
+            "num_tests": judged.num_tests,
             "result": result,
         }
 

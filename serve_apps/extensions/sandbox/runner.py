@@ -356,7 +356,10 @@ def _execute(header: dict[str, Any], request: dict[str, Any], prelude: dict[str,
     if header["fn_name"]:
         function = _function(scope, header["fn_name"])
         positional, named = _arguments(function, request["input"], request.get("names", ()), header["min_arguments"])
-        answer = json.dumps(_plain(function(*positional, **named)))
+        returned = function(*positional, **named)
+        if returned is None and header["is_in_place"]:
+            returned = next(iter((*positional, *named.values())), None)
+        answer = json.dumps(_plain(returned))
         with os.fdopen(3, "w") as value:
             value.write(answer)
     return 0

@@ -78,6 +78,8 @@ class Program:
     """The function, or method of `Solution`, to call with each input; empty for a program that reads standard input."""
     min_arguments: int = 0
     """Arguments of a function after so many are passed only where it takes them. 0: all are passed."""
+    is_in_place: bool = False
+    """Whether the value of a call that returns None is its first argument, which the function has changed."""
     prelude: str = ""
     """Code of ours that runs once in a new sandbox, outside of the walls of a case: imports that each case finds done."""
 
@@ -235,6 +237,7 @@ class Sandbox:
                 "code": program.code,
                 "fn_name": program.fn_name,
                 "min_arguments": program.min_arguments,
+                "is_in_place": program.is_in_place,
                 "prelude": program.prelude,
                 "is_kept": is_kept,
                 "time_s": time_s,

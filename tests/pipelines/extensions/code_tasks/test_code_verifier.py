@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from pipelines.extensions.code_tasks.code_tests import Case, CodeTests, read_tests
-from pipelines.extensions.code_tasks.code_verifier import CodeVerifier, extract_code, time_limit
+from pipelines.extensions.code_tasks.code_tests import Case, CodeTests, expand_batched, read_tests
+from pipelines.extensions.code_tasks.code_verifier import CodeVerifier, extract_code, spread, time_limit
 from serve_apps.extensions.sandbox import Sandbox, SandboxUnavailable
 from serve_apps.extensions.sandbox.config import SandboxConfig
 
@@ -119,6 +120,7 @@ def test_a_program_begins_and_ends_as_in_an_interpreter_of_its_own(
         ("def order(xs):\n    print('debug')\n    return tuple(sorted(xs))", "pass"),
         ("def order(xs): heapify(xs); return [heappop(xs) for _ in range(len(xs))]", "pass"),
         ("def order(xs): return xs", "wrong_answer"),
+        ("def order(xs): xs.sort()", "wrong_answer"),
         ("def order(xs): pass", "wrong_answer"),
         ("def sort(xs): return sorted(xs)", "runtime_error"),
         ("def order(): return []", "runtime_error"),
@@ -126,6 +128,40 @@ def test_a_program_begins_and_ends_as_in_an_interpreter_of_its_own(
 )
 def test_a_function_earns_what_it_returns(judge: CodeVerifier, code: str, verdict: str) -> None:
     assert judge.judge(code, FUNCTION).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        ("class Solution:\n    def order(self, xs: List[int]) -> None:\n        xs.sort()", "pass"),
+        ("def order(xs): xs.sort(); return xs", "pass"),
+        ("def order(xs): pass", "wrong_answer"),
+        ("def order(xs): sorted(xs)", "wrong_answer"),
+        ("def order(): pass", "runtime_error"),
+    ],
+)
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "Sort.\n\nBegin with:\nclass Solution:\n    def order(self, xs: List[int]) -> None:\n        ",
+        'Sort.\n"""\nDo not return anything, modify xs in-place instead.\n"""',
+    ],
+)
+def test_a_function_that_returns_nothing_earns_what_it_made_of_its_argument(
+    judge: CodeVerifier, statement: str, code: str, verdict: str
+) -> None:
+    assert judge.judge(code, expand_batched(FUNCTION, statement)).verdict == verdict
+
+
+@pytest.mark.parametrize("max_cases", [1, 8, 32, 39, 40, 50])
+def test_the_cases_that_are_run_are_spread_over_all_up_to_the_last(judge: CodeVerifier, max_cases: int) -> None:
+    tests = CodeTests(cases=tuple(Case(given=str(n), expected="0" if n < 39 else "1") for n in range(40)))
+    judged = CodeVerifier(sandbox=judge.sandbox, max_cases=max_cases).judge("print(0)", tests)
+    run = min(max_cases, 40)
+    assert (judged.verdict, judged.passed, judged.total, judged.num_tests) == ("wrong_answer", run - 1, run, 40)
+    places = [int(case.given) for case in spread(tests.cases, max_cases)]
+    gaps = {b - a for a, b in pairwise(places)}
+    assert len(set(places)) == run and max(gaps, default=0) - min(gaps, default=0) <= 1
 
 
 LONG = "1" * 5000
