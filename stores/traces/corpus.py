@@ -7,9 +7,9 @@ Corpus(uri).search(["who ...", ""], top_k=3) ──> [[Document, ...], []]      
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,9 @@ INDEX: Mapping[str, Any] = {"with_position": False, "base_tokenizer": TOKENIZER,
 """The settings of the index. LanceDB's stop words are those of many languages together: `Los`, `Der`, `Ben` and `Sus` would not be found."""
 RANK_OFFSET = 60
 """Of reciprocal rank fusion: score = sum of 1 / (60 + rank) (Cormack, Clarke, Buettcher 2009)."""
+
+LOOK_S = 5.0
+"""Seconds between two looks whether the corpus was built again."""
 
 Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 """Texts -> one vector each, all of one length."""
@@ -91,7 +94,10 @@ def build_corpus(uri: str, path: str | Path, *, embed: Embed | None = None) -> i
 
 
 class Corpus:
-    """The documents below one LanceDB URI. It is cheap to create and to pickle, and safe to use from several threads."""
+    """The documents below one LanceDB URI, of its newest build. It is cheap to create and to pickle, and safe to use from several threads."""
+
+    _opened: tuple[float, Table] | None = None
+    """When the table was looked for, and the table."""
 
     def __init__(self, uri: str, *, embed: Embed | None = None) -> None:
         """Opens nothing yet.
@@ -120,8 +126,21 @@ class Corpus:
     def __len__(self) -> int:
         return self._table.count_rows()
 
-    @cached_property
+    @property
+    def version(self) -> int:
+        """Returns the version of the table that is searched: each build makes another."""
+        return int(self._table.version)
+
+    @property
     def _table(self) -> Table:
+        opened, now = self._opened, time.monotonic()
+        if opened is None or now - opened[0] > LOOK_S:
+            newest = self._newest()
+            # One that is being built has no index yet: the one before it is searched on.
+            opened = self._opened = (now, newest if opened is None or newest.list_indices() else opened[1])
+        return opened[1]
+
+    def _newest(self) -> Table:
         import lancedb
 
         missing = f"corpus: {self.uri} holds no table {TABLE!r}: build it with `troupe corpus`"

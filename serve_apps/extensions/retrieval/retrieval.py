@@ -15,14 +15,13 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from serve_apps.authoring.agent import Tool
 from serve_apps.extensions.retrieval.retriever import EmbeddedRetriever, HttpRetriever, Retriever, as_information
-from stores.by_name import open_by_name
+from stores.by_name import check_settings, open_by_name
 from stores.traces.corpus import INDEX, Corpus, build_corpus
 
 MAX_DOCUMENT_CHARS = 2000
@@ -55,27 +54,23 @@ def declared_tool(name: str, settings: Mapping[str, Any]) -> Tool:
 def open_retriever(settings: Mapping[str, Any]) -> Retriever:
     """Opens the retriever that settings name."""
     options = dict(settings)
-    if "corpus" in options and "urls" not in options:
-        unknown = sorted(options.keys() - {"corpus"})
-        if not unknown:
-            return EmbeddedRetriever(Corpus(str(options["corpus"])))
-    elif "documents" in options and not options.keys() & {"corpus", "urls"}:
+    if options.keys() == {"corpus"}:
+        return EmbeddedRetriever(Corpus(str(options["corpus"])))
+    if "documents" in options and not options.keys() & {"corpus", "urls"}:
         path = str(options.pop("documents"))
         return EmbeddedRetriever(Corpus(_built(path, options)))
-    elif "urls" in options and not options.keys() & {"corpus", "documents"}:
-        unknown = sorted(options.keys() - {f.name for f in fields(HttpRetriever) if f.init})
-        if not unknown:
-            return HttpRetriever(**options)
-    else:
-        raise ValueError(
-            f"workflow.settings.retriever: give `corpus`, `documents` or `urls`, got {sorted(options) or 'nothing'}"
-        )
-    raise ValueError(f"workflow.settings.retriever: unknown {', '.join(unknown)}")
+    if "urls" in options and not options.keys() & {"corpus", "documents"}:
+        check_settings(HttpRetriever, options, place="workflow.settings.retriever")
+        return HttpRetriever(**options)
+    raise ValueError(
+        f"workflow.settings.retriever: give `corpus` alone, `documents` or `urls`, got {sorted(options) or 'nothing'}"
+    )
 
 
 def _built(path: str, settings: Mapping[str, Any]) -> str:
     """Returns the corpus of a function's documents in this machine's cache; the first process that needs it builds it."""
     documents = open_by_name(path, place="workflow.settings.retriever.documents")
+    check_settings(documents, settings, place="workflow.settings.retriever")
     corpora = Path(os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / "troupe") / "corpora"
     corpora.mkdir(parents=True, exist_ok=True)
     made_of = sha256(json.dumps(dict(INDEX), sort_keys=True).encode())

@@ -15,7 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from serve_apps.authoring.agent import ToolError, ToolFault, count_attempt
+from serve_apps.authoring.agent import ToolError, ToolFault, count_attempt, note_version
+from stores.settings import Count, NotNegative
 from stores.traces.corpus import Corpus, Document, with_title
 
 if TYPE_CHECKING:
@@ -45,8 +46,10 @@ class EmbeddedRetriever:
     corpus: Corpus
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """Searches the corpus in a thread, so that the event loop goes on."""
-        return await asyncio.to_thread(self.corpus.search, queries, top_k)
+        """Searches the corpus in a thread, so that the event loop goes on; the record of the call says which version answered."""
+        rows = await asyncio.to_thread(self.corpus.search, queries, top_k)
+        note_version(f"version {self.corpus.version} of {self.corpus.uri}")
+        return rows
 
 
 @dataclass
@@ -56,6 +59,8 @@ class _Endpoint:
     url: str
     num_faults: int = 0
     closed_until: float = 0.0
+    version: Any = None
+    """What the server said last of its documents, as `troupe retriever` does."""
 
 
 @dataclass
@@ -69,17 +74,17 @@ class HttpRetriever:
     urls: Sequence[str]
     """Whole addresses, for example http://host:8000/retrieve."""
     request: Request = "queries"
-    timeout_s: float = 5.0
+    timeout_s: NotNegative = 5.0
     """Seconds for one attempt, from the connection to the answer's last byte."""
-    deadline_s: float = 30.0
+    deadline_s: NotNegative = 30.0
     """Seconds for all attempts and pauses together."""
-    max_attempts: int = 5
+    max_attempts: Count = 5
     """The largest number of attempts, without those that were refused."""
-    max_in_flight: int = 64
+    max_in_flight: Count = 64
     cache_size: int = 10_000
     """The number of queries whose documents are remembered; 0: none."""
-    max_faults: int = 3
-    rest_s: float = 10.0
+    max_faults: Count = 3
+    rest_s: NotNegative = 10.0
     _endpoints: list[_Endpoint] = field(init=False, repr=False)
     _cache: OrderedDict[tuple[str, int], list[Document]] = field(init=False, repr=False, default_factory=OrderedDict)
     _peer: AsyncPeer | None = field(init=False, repr=False, default=None)
@@ -132,8 +137,10 @@ class HttpRetriever:
                     endpoint, asked_s = self._choose(refusals), 0.0
                     count_attempt()
                     try:
-                        rows = read_rows((await self._peer.ask("POST", endpoint.url, json=body)).json(), len(queries))
+                        answer = (await self._peer.ask("POST", endpoint.url, json=body)).json()
+                        rows = read_rows(answer, len(queries))
                         endpoint.num_faults = 0
+                        self._note_version(endpoint, answer)
                         return rows
                     except (PeerError, ValueError) as error:
                         self._blame(endpoint)
@@ -155,6 +162,15 @@ class HttpRetriever:
                 raise ToolError(f"{said}; the queries are not what it takes")
             raise ToolFault(f"{said}; is it the address of the retriever, path included?")
         raise ToolFault(f"no documents after {self.max_attempts} attempts; last {fault}")
+
+    def _note_version(self, endpoint: _Endpoint, answer: Any) -> None:
+        version = answer.get("version") if isinstance(answer, Mapping) else None
+        if version is None:
+            return
+        note_version(f"version {version} of {endpoint.url}")
+        if endpoint.version not in (None, version):  # what is remembered is of other documents
+            self._cache.clear()
+        endpoint.version = version
 
     def _payload(self, queries: Sequence[str], top_k: int) -> dict[str, Any]:
         if self.request == "questions":

@@ -1,6 +1,6 @@
 """retriever_app: a corpus -> an HTTP API of Search-R1's contract (arXiv 2503.09516), which the clients of three systems use.
 
-POST /retrieve  {"queries": [...], "topk": 3, "return_scores": true}  ──> {"result": [[{"document", "score"}, ...]]}
+POST /retrieve  {"queries": [...], "topk": 3, "return_scores": true}  ──> {"result": [[{"document", "score"}, ...]], "version": 3}
 POST /retrieve  {"query": "..."}  or  {"questions": [...], "N": 3}        Dr. MAS', UnityMAS-O's form
 GET  /health
 """
@@ -46,7 +46,8 @@ def build_retriever(corpus: Corpus, *, top_k: int = 3) -> FastAPI:
         rows = await asyncio.to_thread(corpus.search, asked if asked is not None else [search.query or ""], limit)
         if search.questions is not None:
             return [{"top_k_docs": [document.contents for document in row]} for row in rows]
-        return {"result": [[_shown(document, search.return_scores) for document in row] for row in rows]}
+        found = [[_shown(document, search.return_scores) for document in row] for row in rows]
+        return {"result": found, "version": corpus.version}
 
     @app.get("/health")
     async def health() -> dict[str, int]:

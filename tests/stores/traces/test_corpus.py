@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lancedb.table import LanceTable
 
+from stores.traces import corpus as corpus_module
 from stores.traces.corpus import BATCH_ROWS, Corpus, build_corpus
 
 pytestmark = pytest.mark.test
@@ -152,3 +154,23 @@ def test_a_corpus_that_is_missing_is_named(tmp_path: Path) -> None:
         build_corpus(str(tmp_path / "index"), tmp_path / "documents.jsonl")
     with pytest.raises(ValueError, match=r"holds no table 'documents': build it with `troupe corpus`"):
         Corpus(str(tmp_path / "index")).search(["a"], top_k=1)
+
+
+def test_a_corpus_that_is_built_again_is_followed_once_it_has_its_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, new = str(tmp_path / "index"), written(tmp_path / "new.jsonl", [{"id": "new", "text": "a new town"}])
+    build_corpus(uri, written(tmp_path / "old.jsonl", [{"id": "old", "text": "an old town"}]))
+    opened = Corpus(uri)
+    seen = {opened.version: opened.search(["town"], 1)[0][0].document_id}
+    monkeypatch.setattr(corpus_module, "LOOK_S", -1)
+    index = LanceTable.create_index
+
+    def searched_before(table: LanceTable, *arguments: Any, **settings: Any) -> None:
+        seen[opened.version] = opened.search(["town"], 1)[0][0].document_id
+        index(table, *arguments, **settings)
+
+    monkeypatch.setattr(LanceTable, "create_index", searched_before)
+    build_corpus(uri, new)
+    assert list(seen.values()) == ["old"] and opened.version not in seen
+    assert opened.search(["town"], 1)[0][0].document_id == "new" and len(opened) == 1

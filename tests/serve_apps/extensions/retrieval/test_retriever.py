@@ -21,7 +21,7 @@ import pytest
 import uvicorn
 from servers import free_port
 
-from serve_apps.authoring.agent import ToolError, ToolFault
+from serve_apps.authoring.agent import ToolError, ToolFault, noted_version
 from serve_apps.extensions.retrieval.retriever import EmbeddedRetriever, HttpRetriever, as_information, read_rows
 from serve_apps.extensions.retrieval.retriever_app import build_retriever
 from stores.traces.corpus import Corpus, Document, build_corpus
@@ -139,6 +139,23 @@ def test_order_is_kept_blank_queries_are_not_sent_and_known_ones_not_again() -> 
         assert found(ask(retriever, ["a", "c"])) == [[of("a")], [of("c")]]
         assert [r["queries"] for r in server.requests] == [["b", "a"], ["c"]]
         assert server.requests[0] == {"queries": ["b", "a"], "topk": 3, "return_scores": True}
+
+
+def test_documents_of_a_server_that_has_others_by_now_are_forgotten_and_calls_say_which() -> None:
+    version = 1
+
+    def answer(body: Any) -> tuple[int, bytes]:
+        return 200, json.dumps({"result": [[f"{q} {version}"] for q in body["queries"]], "version": version}).encode()
+
+    with Server(answer) as server:
+        retriever = HttpRetriever([server.url])
+        with noted_version() as noted:
+            seen = [found(ask(retriever, [q])) for q in ("a", "a")]
+            assert noted == [f"version 1 of {server.url}"]
+            version = 2
+            seen += [found(ask(retriever, [q])) for q in ("a", "b", "a")]
+    assert [row[0][0] for row in seen] == ["a 1", "a 1", "a 1", "b 2", "a 2"]
+    assert noted == [f"version 2 of {server.url}"]
 
 
 @pytest.mark.parametrize(
@@ -289,7 +306,9 @@ def served(corpus: Corpus) -> Iterator[str]:
 
 def test_the_served_corpus_speaks_every_dialect(served: str, corpus: Corpus) -> None:
     queries = ["Person7", "", "Person8"]
-    direct = asyncio.run(EmbeddedRetriever(corpus).search(queries, 1))
+    with noted_version() as noted:
+        direct = asyncio.run(EmbeddedRetriever(corpus).search(queries, 1))
+    assert noted == [f"version {corpus.version} of {corpus.uri}"]
     assert [[d.document_id for d in row] for row in direct] == [["7"], [], ["8"]]
     for request_as in ("queries", "query", "questions"):
         assert found(ask(HttpRetriever([served], request=request_as), queries, 1)) == found(direct)  # type: ignore[arg-type]

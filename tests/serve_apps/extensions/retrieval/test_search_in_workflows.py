@@ -91,9 +91,18 @@ def test_a_retriever_that_fails_is_in_the_trace_and_the_episode_goes_on() -> Non
     assert "Found: <information></information>" in trace.turns[1].prompt_text
 
 
-@pytest.mark.parametrize("settings", [{}, {"corpus": "a", "urls": ["b"]}, {"urls": ["http://a/b"], "retries": 3}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"corpus": "a", "urls": ["b"]},
+        {"urls": ["http://a/b"], "retries": 3},
+        {"urls": ["http://a/b"], "timeout_s": "5"},
+        {"urls": ["http://a/b"], "max_attempts": 0},
+    ],
+)
 def test_a_retriever_that_is_none_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"workflow\.settings\.retriever: (give|unknown)"):
+    with pytest.raises(ValueError, match=r"workflow\.settings\.retriever(: give|: unknown|\.timeout_s|\.max_attempts)"):
         SingleAgent(retriever=settings)
 
 
