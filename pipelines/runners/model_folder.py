@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stores.weights.model_folder import check_model_files, knows_all_tensors, vocabulary_rows
+from stores.weights.loading import can_load
+from stores.weights.model_folder import check_model_files, vocabulary_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +30,10 @@ def check_model_folder(folder: Path) -> CheckedFolder:
             raise ValueError(f"folder {folder} has no {what} ({name}): save it beside the weights")
     notes: list[str] = []
     shape = check_model_files(folder)
-    if not knows_all_tensors(shape):
+    if not can_load():
         notes.append(
-            f"which tensors a model of type {shape['model_type']} needs was not looked at, because it is quantized or transformers is "
-            "not installed: only sizes and the number of layers were compared with config.json"
+            f"which tensors a model of type {shape['model_type']} needs was not looked at, because transformers is not installed: "
+            "only sizes and the number of layers were compared with config.json"
         )
     text = shape.get("text_config")
     shape |= text if isinstance(text, dict) else {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stores.files import read_json_object
-from stores.weights.loading import LoadingFaults, can_load, loading_faults
+from stores.weights.loading import LoadingFaults, loading_faults
 from stores.weights.manifest import read_safetensors_header
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -28,25 +28,27 @@ COUNTS = (
 """Keys of config.json whose values are numbers of 1 or more."""
 ALWAYS_WINDOWED = ("gemma2", "gemma3")
 """Beginnings of types whose layers take turns between a window and all tokens also where config.json says nothing."""
+QUANTIZED = ("quantization_config", "compression_config")
+CONTINUES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "WithLMHead")
+"""Ends of the names of classes with a head over the vocabulary."""
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def check_model_files(folder: Path) -> dict[str, Any]:
     """Returns the config of a folder whose config and weights fit together; ValueError for the first thing that is wrong.
 
-    Where transformers is installed, it says what the model needs; else only sizes and the number of layers are compared.
-    Quantized weights have names and shapes of their own: of them only the sizes are looked at.
+    Where transformers is installed (`can_load`), it says what the model needs; else only sizes and the number of layers are compared.
     """
     config = read_config(folder)
     tensors = read_tensors(folder)
     check_sizes(folder, config, tensors)
-    if "quantization_config" not in config and (faults := loading_faults(folder)) is not None:
+    if (faults := loading_faults(folder)) is not None:
         _refuse(folder, config, faults)
     return config
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns config.json; ValueError where it is missing or broken, or where the model needs code of its own."""
+    """Returns config.json; ValueError where it is missing or broken, and where the model needs code of its own or cannot be a policy."""
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"folder {folder} has no model config (config.json): save it beside the weights")
@@ -61,7 +63,25 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{file} has no model_type, which says how the model is built: copy config.json from its source"
         )
+    _check_is_policy(file, config)
     return config
+
+
+def _check_is_policy(file: Path, config: Mapping[str, Any]) -> None:
+    """Raises ValueError for a model that transformers loads and that cannot be a policy."""
+    names = [str(name) for name in config.get("architectures") or ()]
+    if names and not any(name.endswith(CONTINUES_TEXT) for name in names):
+        raise ValueError(
+            f"{file}: architectures = {', '.join(names)}: that model does not continue a text, and its head would be left out: take "
+            "the folder of the causal language model"
+        )
+    settings = next((s for key in QUANTIZED if (s := _text_config(config).get(key)) is not None), None)
+    if settings is not None:
+        method = settings.get("quant_method") if isinstance(settings, dict) else settings
+        raise ValueError(
+            f"{file}: the weights are quantized ({method}), and only plain ones can be trained and proven to be served: take the "
+            "folder in bfloat16 or float32, or dequantize it and save it with save_pretrained"
+        )
 
 
 def read_tensors(folder: Path) -> Tensors:
@@ -133,8 +153,6 @@ def check_sizes(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> No
         value = shape.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{file}: {key} = {value!r} is no size of 1 or more: correct it")
-    if "quantization_config" in config:
-        return
     dimensions = {size for _, shape_of_tensor in tensors.values() for size in shape_of_tensor}
     for key in ("hidden_size", "vocab_size"):
         if shape.get(key) is not None and shape[key] not in dimensions:
@@ -192,11 +210,6 @@ def why_windowed(config: Mapping[str, Any]) -> str:
     if model_type.startswith("qwen") and not shape.get("use_sliding_window"):
         return ""  # their configs carry a window that no layer uses
     return f"the model has sliding_window = {window}" if window else ""
-
-
-def knows_all_tensors(config: Mapping[str, Any]) -> bool:
-    """Returns whether `check_model_files` compares every tensor of the language model."""
-    return can_load() and "quantization_config" not in config
 
 
 def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:

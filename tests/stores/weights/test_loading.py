@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stores.weights import loading
-from stores.weights.model_folder import check_model_files, knows_all_tensors
+from stores.weights.model_folder import check_model_files
 from tests.model_folders import CONFIG, SHAPES, change_json, tensors_of, write_model, write_tensors
 
 pytestmark = pytest.mark.fast
@@ -104,7 +104,7 @@ def test_a_type_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     ):
         check_model_files(folder)
     change_json(folder / "config.json", model_type="qwen3")
-    assert knows_all_tensors(check_model_files(folder))
+    check_model_files(folder)
 
 
 def test_a_head_that_a_type_has_by_default_is_missed(tmp_path: Path) -> None:
@@ -137,11 +137,33 @@ def test_the_tensors_of_any_family_are_known(family: str, tmp_path: Path) -> Non
         check_model_files(tmp_path)
 
 
-def test_of_quantized_weights_no_names_are_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            r"the weights are quantized \(gptq\), .*save_pretrained",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"quantized \(fp8\)"),
+        ({"quantization_config": {"load_in_4bit": True}}, r"quantized \(None\)"),
+        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, r"quantized \(awq\)"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, r"quantized \(compressed-tensors\)"),
+        (
+            {"architectures": ["Qwen3ForSequenceClassification"]},
+            r"architectures = Qwen3ForSequenceClassification: that model",
+        ),
+        ({"architectures": ["BertForMaskedLM"]}, r"architectures = BertForMaskedLM: .* does not continue a text"),
+        (
+            {"architectures": ["Qwen3Model"]},
+            r"architectures = Qwen3Model: .* take the folder of the causal language model",
+        ),
+    ],
+)
+def test_a_folder_that_no_policy_can_be_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path)
-    change_json(folder / "config.json", quantization_config={"quant_method": "awq"})
-    rewrite(folder, without=("_proj.weight",), **{f"model.layers.{i}.mlp.up_proj.qweight": [4, 4] for i in (0, 1)})
-    assert not knows_all_tensors(check_model_files(folder))
+    change_json(folder / "config.json", **changes)
+    with pytest.raises(ValueError, match=said):
+        check_model_files(folder)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +211,8 @@ def test_without_transformers_sizes_are_compared(tmp_path: Path, monkeypatch: py
     folder = write_model(tmp_path)
     monkeypatch.setattr(loading, "find_spec", lambda name: None)
     rewrite(folder, without=("k_norm",))
-    assert not knows_all_tensors(check_model_files(folder))
+    check_model_files(folder)
+    assert not loading.can_load()
     change_json(folder / "config.json", num_hidden_layers=3)
     with pytest.raises(ValueError, match="num_hidden_layers = 3, but the weights hold 2 layers"):
         check_model_files(folder)
