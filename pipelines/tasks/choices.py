@@ -21,7 +21,7 @@ from pipelines.tasks.cells import data_of, written
 from serve_apps.tools.reference_fields import KEY_FIELDS
 from serve_apps.tools.text_match import normalize
 
-LIST_FIELDS = ("choices", "options")
+LIST_FIELDS = ("choices", "options", "answer_choices", "answer_options", "endings")
 COLUMN_PREFIXES = ("", "op", "option_", "choice_")
 """What stands before the letter in the names of columns that hold one choice each."""
 LABEL_FIELDS, TEXT_FIELDS = ("label", "key"), ("text", "value")
@@ -30,6 +30,7 @@ BEHIND_LETTER = (". ", ") ", ": ", ".", ")", ":", " ")
 """What stands between the letter and the text of a choice that a question has already."""
 
 _LETTERED = re.compile(r"\(?([A-Za-z])[).:]\s*(?=\S)")
+_NUMBERED = re.compile(r"(?:choice|option|opt|ending)_?\d", re.IGNORECASE)
 _AROUND_LABEL = "()[].: "
 
 
@@ -102,6 +103,12 @@ def find_choices(row: Mapping[str, Any], at: str) -> Choices | None:
     for field in LIST_FIELDS:
         if value := data_of(row.get(field)):
             return _choices(value, f"{at}: {field} = {value!r:.80}")
+    numbered = [name for name, value in row.items() if _NUMBERED.fullmatch(name) and value not in (None, "")]
+    if len(numbered) > 1:
+        raise ValueError(
+            f"{at}: {', '.join(numbered)}: data sets count such columns from 0 or from 1: write them as one list into `choices`, and the letter "
+            "of the right one into `answer`"
+        )
     columns = choice_columns(row)
     return _choices({name[-1]: row[name] for name in columns}, f"{at}: {', '.join(columns)}") if columns else None
 

@@ -15,6 +15,7 @@ from pipelines.config.sections import TaskSourceConfig
 from pipelines.tasks.splits import comparable, part_of, settings_of
 from pipelines.tasks.task_fields import read_task
 from pipelines.tasks.task_files import read_rows
+from serve_apps.tools.text_match import normalize
 from stores.by_name import construct
 from stores.types import FAMILY, Task, families
 
@@ -38,10 +39,12 @@ def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Chec
     `section` ("train", "gate", "test") names the source in messages and is the default part of a file, or split of a
     generator. `check` is called with every task and its location. A file may be larger than memory: only ids are held.
     Raises ValueError, with location and fix, for a
-    file that is missing or does not match its suffix, a row without prompt or answer, and a repeated id.
+    file that is missing or does not match its suffix, a row without prompt or answer, a repeated id, and two tasks that are one with
+    different answers.
     """
     located = _generated(source, section, seed) if source.generator is not None else _filed(source, section)
     first: dict[str, str] = {}
+    answered: dict[int, tuple[str, frozenset[int]]] = {}
     for at, task in located:
         if task.task_id in first:
             raise ValueError(
@@ -49,9 +52,23 @@ def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Chec
                 f"drop one of the two, or give each row its own `id`"
             )
         first[task.task_id] = at
+        if task.answers:
+            _check_agrees(task, at, answered)
         if check is not None:
             check(task, at)
         yield task
+
+
+def _check_agrees(task: Task, at: str, answered: dict[int, tuple[str, frozenset[int]]]) -> None:
+    """Raises ValueError where an earlier row asks the same and none of its answers is an answer of this one. Of both only hashes are held."""
+    asked = hash((task.prompt, comparable(settings_of(task))))
+    right = frozenset(hash(normalize(answer)) for answer in task.answers)
+    other, accepted = answered.setdefault(asked, (at, right))
+    if accepted.isdisjoint(right):
+        raise ValueError(
+            f"{at}: {task.prompt[:80]!r} has the answer {task.answers[0]!r:.80}, and at {other} it has another: write both into one row, as "
+            "a list, or drop one of the two"
+        )
 
 
 def _generated(source: TaskSourceConfig, section: str, seed: int) -> Iterator[tuple[str, Task]]:

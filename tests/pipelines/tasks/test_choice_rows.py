@@ -33,6 +33,8 @@ def task_of(**row: Any) -> Task:
     [
         {"choices": CITIES, "answer": 2},
         {"choices": CITIES, "answer": 2.0},
+        {"answer_choices": CITIES, "answer": 2},
+        {"answer_options": CITIES, "answer": "C"},
         {"choices": CITIES, "answer": "2"},
         {"choices": CITIES, "answer": "C"},
         {"choices": CITIES, "answer": "(c)"},
@@ -113,6 +115,8 @@ def test_a_row_without_choices_stays_a_question(nothing: Any) -> None:
     [
         ({"choices": CITIES, "answer": 4}, r"^f:1: answer = 4 names no choice of A\. Rome .*numbers count from 0"),
         ({"choices": CITIES, "answer": -1}, "answer = -1 names no choice"),
+        ({"option1": "Rome", "option2": "Paris", "answer": 2}, r"^f:1: option1, option2: .*write them as one list"),
+        ({"choice_0": "Rome", "choice_1": "Paris", "answer": "1"}, "choice_0, choice_1: data sets count such columns"),
         ({"opa": "Rome", "opb": "Bern", "cop": -1}, "cop = -1 names no choice"),
         ({"choices": CITIES, "answer": "Riga"}, r"answer = \('Riga',\) names no choice"),
         ({"choices": CITIES}, "none of answerKey, .* names no choice"),

@@ -114,6 +114,11 @@ def test_ids_are_stable_and_given_ids_win(tmp_path: Path) -> None:
             '{"id": 1, "query": "a", "answer": 1}\n{"id": 1, "query": "b", "answer": 1}',
             r":2: .*'1'.*jsonl:1",
         ),
+        (
+            "t.jsonl",
+            '{"question": "a", "answer": 1001}\n{"question": "b", "answer": 1}\n{"question": "a", "answer": 999}\n',
+            r"t\.jsonl:3: 'a' has the answer '999', and at .*t\.jsonl:1 it has another: write both into one row",
+        ),
         ("t.jsonl", '{"question": "a", "answer": 1}\n' + "[" * 100_000, r"t\.jsonl:2: not JSON .*recursion"),
         ("t.jsonl", '{"question": "a", "answer": ' + "1" * 5000 + "}", r"t\.jsonl:1: not JSON .*4300 digits"),
         (
@@ -136,6 +141,19 @@ def test_a_bad_file_is_one_clear_message(tmp_path: Path, name: str, content: str
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
         load(path)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"answer": "The U.S.A."},
+        {"answer": ["USA", "America"]},
+        {"answer": "2", "metadata": {"seed": 2}},
+        {"answer": "2", "choices": ["usa", "UK", "2"]},
+    ],
+)
+def test_a_question_may_stand_twice_where_the_answer_or_the_task_is_the_same(tmp_path: Path, more: Any) -> None:
+    assert len(load(written(tmp_path, {"question": "a", "answer": "USA"}, {"question": "a", **more}))) == 2
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
