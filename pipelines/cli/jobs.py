@@ -34,13 +34,14 @@ def add_to(app: typer.Typer) -> None:
 
 
 def hand_back(ref: dict[str, Any], part: str = "") -> None:
-    """Prints a small result as the line that a follower of this command's job looks for.
+    """Prints a small result as one line of JSON; in a job behind the mark by which its follower finds it.
 
     Args: part: which result it is, of a command that hands back several.
     """
-    from pipelines.cluster.jobs import ref_prefix
+    from pipelines.cluster.jobs import RUN_CONFIG_VARIABLE, ref_prefix
 
-    print(f"{ref_prefix(part)}{json.dumps(ref)}", flush=True)
+    mark = ref_prefix(part) if os.environ.get(RUN_CONFIG_VARIABLE) else ""
+    print(f"{mark}{json.dumps(ref)}", flush=True)
 
 
 @reports_errors

@@ -157,9 +157,10 @@ def stage(
 
         settle(run, Step(iteration, name), connected)
         ref = run_stage(run, name, iteration, model_group=model_group).to_json()
-    if config_of_job(run.run_id) is None:  # a job's log is read by people who have the journal, too
+    if config_of_job(run.run_id) is None:
         print(json.dumps(ref, indent=2))
-    jobs.hand_back(work.hand_on(ref))
+    else:  # its log is read by people who have the journal, too
+        jobs.hand_back(work.hand_on(ref))
 
 
 @app.command("record", rich_help_panel=TRAIN)

@@ -14,7 +14,8 @@ import pytest
 from job_server import JobServer, job_server
 from waits import wait_until
 
-from pipelines.cli.jobs import _limit_s
+from pipelines.cli.jobs import _limit_s, hand_back
+from pipelines.cluster.jobs import RUN_CONFIG_VARIABLE
 from pipelines.config.run_config import load_config
 
 pytestmark = pytest.mark.test
@@ -130,3 +131,13 @@ def test_what_cannot_be_submitted_is_said_in_one_line(
     assert said in err
     assert "Traceback" not in err
     assert server.requests == {}
+
+
+@pytest.mark.fast
+def test_a_result_is_plain_json_but_for_a_job_whose_follower_looks_for_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_back({"n": 1}, "train/a")
+    monkeypatch.setenv(RUN_CONFIG_VARIABLE, "{}")
+    hand_back({"n": 1}, "train/a")
+    assert capsys.readouterr().out == '{"n": 1}\ntroupe-ref train/a: {"n": 1}\n'

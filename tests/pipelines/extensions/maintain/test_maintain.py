@@ -379,7 +379,7 @@ def test_the_command_prints_what_it_did_as_a_ref(run: Run, play: Play, tmp_path:
     config.write_text(json.dumps(run.config.model_dump(mode="json")))
     asked = CliRunner().invoke(app, ["maintain", "--run", str(config), "--dry-run"])
     assert asked.exit_code == 0, asked.output
-    shown = json.loads(asked.output.splitlines()[-1].removeprefix("troupe-ref: "))
+    shown = json.loads(asked.output.splitlines()[-1])
     assert shown["is_dry_run"] and shown["traces"]["tags_moved"] == 0
     assert "traces: 0 tags moved, 0 dropped" in asked.output and "weights: none removed" in asked.output
     done = CliRunner().invoke(app, ["maintain", "--run", str(config)])
