@@ -34,7 +34,11 @@ TeamName = Annotated[
     ),
 ]
 Root = Annotated[
-    str, typer.Option(help="The folder that holds the runs which are given by name, or the URL of their journal.")
+    str,
+    typer.Option(
+        help="The folder that holds the runs which are given by name, or the URL of their journal.",
+        callback=os.path.expanduser,  # of `--root=~/runs` no shell does
+    ),
 ]
 ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run config.")]
 IterationNumber = Annotated[int, typer.Option("--iteration", min=1, help="The number of the iteration, from 1.")]

@@ -23,6 +23,9 @@ from stores.config import refuse_secrets
 from stores.extensions import section_models
 from stores.settings import NOT_IDENTITY, identity
 
+OF_A_SHELL = re.compile(r"(~\w*|\$\{?[A-Z_]+\}?)/")
+"""The beginning of a path that a shell would replace."""
+
 if TYPE_CHECKING:
     _Sections = RunSections
 else:  # what an extension adds is known only where it is installed
@@ -156,11 +159,14 @@ def parse_config(data: Mapping[str, Any], place: str) -> RunConfig:
     """Returns a run config from plain data; raises ValueError naming `place`, key and fix."""
     for key, value in _leaves(data):
         try:
+            # Also where a section takes any value, as `settings` do.
             if isinstance(value, str):
                 refuse_secrets(value)
-            elif isinstance(value, float) and not isfinite(
-                value
-            ):  # also where a section takes any value, as `settings` do
+                if name := OF_A_SHELL.match(value):
+                    raise ValueError(
+                        f"{value}: no shell reads this, and {name[0]} would be a folder: write the whole path"
+                    )
+            elif isinstance(value, float) and not isfinite(value):
                 raise ValueError(f"{value} is no finite number: give one, or leave the key out")
         except ValueError as error:
             raise ValueError(f"{place}: {key}: {error}") from None

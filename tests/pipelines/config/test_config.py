@@ -55,6 +55,15 @@ def begun_from(folder: str) -> dict[str, Any]:
             {"credit.settings.format_weight": -float("inf")},
             r"credit\.settings\.format_weight: -inf is no finite number",
         ),
+        (
+            {"storage.root": "~/runs"},
+            r"storage\.root: ~/runs: no shell reads this, and ~/ would be a folder: write the whole",
+        ),
+        ({"tasks.train": {"path": "$HOME/t.jsonl"}}, r"tasks\.train\.path: \$HOME/t\.jsonl: no shell reads this"),
+        (
+            {"workflow.settings": {"corpus": ["${DATA}/wiki"]}},
+            r"workflow\.settings\.corpus\.0: \$\{DATA\}/wiki: no shell",
+        ),
         ({"cost": {"at_most": 5, "prices": {"solver_verifier": "nan"}}}, r"prices\.solver_verifier: .*finite number"),
         ({"seed": -1}, r"seed: Input should be greater than or equal to 0 \(got -1\)"),
         ({"iteratons": 3}, r"unknown key 'iteratons': did you mean 'iterations'\?"),
