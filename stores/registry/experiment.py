@@ -24,6 +24,8 @@ from stores.urls import ask_directly, is_loopback
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+logger = logging.getLogger(__name__)
+
 EXPERIMENT = "troupe"
 RUN_TAG = "troupe.run_id"
 """Tag of the MLflow run that keeps a whole Troupe run."""
@@ -91,7 +93,7 @@ def connect(tracking_uri: str, *, is_read_only: bool = False) -> MlflowClient:
 
 
 def open_experiment(client: MlflowClient, artifact_root: str) -> str:
-    """Returns the id of Troupe's experiment, created if there is none; its artifacts lie under `artifact_root`."""
+    """Returns the id of Troupe's experiment, created if there is none, restored if it was deleted; its artifacts lie under `artifact_root`."""
     from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(EXPERIMENT)
@@ -103,6 +105,9 @@ def open_experiment(client: MlflowClient, artifact_root: str) -> str:
                 raise
             experiment = client.get_experiment_by_name(EXPERIMENT)
     assert experiment is not None
+    if experiment.lifecycle_stage != "active":  # MLflow keeps its name, and takes no run for it
+        logger.warning("the experiment %r was deleted in MLflow: it is restored, with its runs", EXPERIMENT)
+        client.restore_experiment(experiment.experiment_id)
     return experiment.experiment_id
 
 

@@ -83,3 +83,15 @@ def test_addresses_do_not_depend_on_the_current_folder(tmp_path: Path, monkeypat
     assert tracker.artifact_root == f"file://{tmp_path}/runs/artifacts"
     for uri in ("mlflow-artifacts:/troupe", "s3://bucket/key", "http://127.0.0.1:5000", "postgresql+psycopg2://h/db"):
         assert RunTracker(uri, uri, "run").tracking_uri == RunTracker(uri, uri, "run").artifact_root == uri
+
+
+def test_an_experiment_that_was_deleted_in_mlflow_is_restored_with_its_runs(mlflow_place: tuple[str, str]) -> None:
+    before = RunTracker(*mlflow_place, "before")
+    before.start({"seed": 1})
+    client = before._client
+    client.delete_experiment(client.get_run(before.mlflow_run_id).info.experiment_id)
+    other = RunTracker(*mlflow_place, "after")
+    other.start({"seed": 2})
+    assert RunTracker(*mlflow_place, "before").start() == before.mlflow_run_id != other.mlflow_run_id
+    client.delete_run(before.mlflow_run_id)
+    assert RunTracker(*mlflow_place, "before").start() != before.mlflow_run_id
