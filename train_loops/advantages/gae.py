@@ -19,6 +19,9 @@ def gae(
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
     """Computes generalised advantage estimates (arXiv 1506.02438) along each trajectory, with V = 0 after its last token.
 
+    So it is after a truncated episode, too: nothing is paid after a limit, which is a part of the task and no pause in it (Pardo et al.
+    2018, arXiv 1712.00378, "time-awareness"; to bootstrap is for limits that are none of the task's).
+
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t = delta_t + gamma lambda A_{t+1}
         returns = A + V
