@@ -23,7 +23,7 @@ _LOWERED = re.compile(f"([{_LOWERED_SIGNS}]+)(\\w?)")
 _LONG_DASH = re.compile("(?<=\\d)[—―](?=\\d)")
 _SIGNS = str.maketrans(
     {
-        **dict.fromkeys("‘’‚‛ʹʼ′", "'"),
+        **dict.fromkeys("‘’‚‛ʹʻʼ′", "'"),
         **dict.fromkeys("‐‒–−⁃➖", "-"),
         **dict.fromkeys("⁄∕", "/"),
         "―": "—",

@@ -20,6 +20,7 @@ _A = re.compile(r"(?<!\w[^\w\s])\ba(?=\s+[^\w\s]*(?:\d|\w[^\w\s]?\w))", re.IGNOR
 """The article, which a word follows ("a U.S. state"); at the end ("Hepatitis A"), in a list ("A, B"), before another letter and as
 a part of a word ("Q&A session") it is a name."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_SPACED_DASH = re.compile(r"(?<=\d)\s+-\s+(?=\d)")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _STAND_INS = {"—": " ", "°": "%", "♯": "#", "≤": "<=", "≥": ">=", "≠": "!="}
 _CATEGORIES = {"P": "'", "Sc": "$"}
@@ -78,7 +79,7 @@ def _words(text: str) -> list[str]:
 
 def _plain(text: str) -> str:
     text = _NOT_ASCII.sub(_in_ascii, in_plain_signs(text))
-    text = _RELATION.sub(r"\1", _A.sub(" ", text))
+    text = _RELATION.sub(r"\1", _SPACED_DASH.sub("-", _A.sub(" ", text)))
     text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
     return _PUNCTUATION.sub(r"\1", text).casefold()
 

@@ -113,6 +113,8 @@ def test_a_letter_that_is_a_name_and_what_is_a_part_of_a_number_make_one(one: st
         ("Taft–Hartley", "Taft-Hartley"),
         ("2010–2014", "2010-2014"),
         ("2010—2014", "2010-2014"),
+        ("2010 – 2014", "2010-2014"),
+        ("Hawaiʻi", "Hawai'i"),
         ("Paris—the city", "Paris, the city"),
         ("Cafe\u0301 Mu\u0308ller", "Café Müller"),
         ("Pa\u00adris\u200b", "Paris"),
