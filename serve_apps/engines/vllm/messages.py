@@ -9,6 +9,9 @@ from collections.abc import AsyncGenerator, Mapping
 from importlib import import_module
 from typing import Any, cast
 
+RESULT_PARTS = ("text", "image", "tool_reference")
+"""What the converter reads of a tool's result."""
+
 
 def load_converters() -> None:
     """Imports what the functions below use of vLLM."""
@@ -25,9 +28,23 @@ def chat_body(asked: Mapping[str, Any], *, is_count: bool) -> dict[str, Any]:
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 
     kind = AnthropicCountTokensRequest if is_count else AnthropicMessagesRequest
-    chat = AnthropicServingMessages.to_chat_completion_request(kind.model_validate(asked))
+    message_request = kind.model_validate(asked)
+    for message in message_request.messages:
+        for block in message.content if isinstance(message.content, list) else ():
+            _check_result(block)
+    chat = AnthropicServingMessages.to_chat_completion_request(message_request)
     body: dict[str, Any] = chat.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     return body
+
+
+def _check_result(block: Any) -> None:
+    """Raises ValueError for a part of a tool's result that the converter would leave out: documents, search results."""
+    content = getattr(block, "content", None)
+    for part in content if isinstance(content, list) else ():
+        if part.get("type") not in RESULT_PARTS:
+            raise ValueError(
+                f"a tool's result holds {part.get('type')!r}, of which nothing would be read: give its text as `text`"
+            )
 
 
 def message_body(reply: Mapping[str, Any]) -> dict[str, Any]:

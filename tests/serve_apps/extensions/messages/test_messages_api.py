@@ -201,9 +201,11 @@ REMOVAL = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "n
     [
         ("user", RESULT | {"content": [{"type": "text", "text": 5}]}),
         ("user", RESULT | {"content": [{"type": "image", "source": "x"}]}),
+        ("user", RESULT | {"content": [{"type": "document", "source": {"type": "text", "data": "The moon is far."}}]}),
+        ("user", RESULT | {"content": [{"type": "search_result", "content": [{"type": "text", "text": "far"}]}]}),
         ("system", REMOVAL),
     ],
-    ids=["text", "source", "tool"],
+    ids=["text", "source", "document", "search result", "tool"],
 )
 async def test_a_block_that_vllms_converter_cannot_read_is_its_callers_fault(
     scene: Scene, role: str, block: dict[str, Any]
