@@ -20,7 +20,6 @@ ONE_CALLER = {
     "a process of its own": (
         "serve_apps.chat.template_process",
         "serve_apps.tools.math_judge",
-        "stores.weights.loading",
         "train_loops.worker.trainer_supervisor",
     ),
     "a formula or a model": ("pipelines.evaluation.betting",),
