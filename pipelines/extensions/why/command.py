@@ -36,7 +36,7 @@ def why(
     """Find the turn that decided an episode: play it again from each turn, and compare what comes out.
 
     Everything before a turn is replayed token by token; it and all that follows is sampled anew by the versions that played the
-    episode. Replays go to the turns that seem to have cost most. What was found is kept beside the episode: `troupe show`, the
+    episode. Replays go to where the fault seems to lie. What was found is kept beside the episode: `troupe show`, the
     report and the dashboard show it. With --lost-at the same is done for a candidate's lost tasks, and counted by agent.
     """
     from rich.console import Console

@@ -4,9 +4,9 @@
     value after the turn   the value before the next one; after the last turn, the outcome itself
     what it cost           value before - value after: how much more the team would have earned with another turn there
 
-Where the fault lies is not known, so replays are given to all turns at first and then to the half that seem to have cost most, again
-and again (successive halving, Karnin, Koren and Somekh 2013). The interval comes from replays of the last turn that are used for nothing else,
-because the largest of several estimates is too large.
+Where the fault lies is not known, so it is searched by halving: a round plays from the middle of the turns over which the value falls most, among all
+places that were played so far, so that a later round may mend what an earlier one mistook. Each place keeps its replays. The interval comes from
+replays that are used for nothing else, because the largest of several estimates is too large.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import pairwise
 from statistics import NormalDist
 
-SHARE_TO_SCREEN = 0.5
-"""Of the replays, for finding the turn; the others measure what it cost."""
+SHARE_TO_MEASURE = 0.2
+"""Of the replays, for what the turn cost; the others find it."""
+ENOUGH_TO_MEASURE = 32
+"""Replays, or half of the budget where that is less."""
 LEAST = 2
-"""Replays from a place in each round."""
+"""Replays from a place that the search plays."""
 LEAST_LAST = 8
-"""Replays of the last round."""
-TURNS_PER_PART = 10
-"""An episode with more turns than a budget's tenth is searched by parts: a round of the search plays from each part twice."""
+"""Replays that measure."""
+DOUBT = 0.5
+"""The confidence of the intervals by whose lower ends falls are compared, so that a few replays do not pass for a fall."""
 Replays = Callable[[Sequence[tuple[int, int]]], Mapping[tuple[int, int], float]]
 """Plays the episode again, once for each (index of the turn that is sampled anew, number of the replay), and returns their outcomes,
 0 to 1; those that failed for reasons outside of the team are left out."""
@@ -68,25 +70,24 @@ def find_decisive_turn(turns: Sequence[int], outcome: float, replays: Replays, *
     Args:
         turns: indices of its turns, in order.
         outcome: what it earned, 0 to 1.
-        budget: replays in all. An episode of many turns is searched by parts first, of which each has several turns.
+        budget: replays in all.
 
     Raises ValueError where there is no turn, the budget is too small, or no replay of the turn in question came to an end.
     """
     if not turns:
         raise ValueError("an episode without turns has none that decided")
-    number, least = _plan(len(turns), budget)
-    if budget < least:
-        enough = next(more for more in count(budget) if more >= _plan(len(turns), more)[1])
+    num_rounds = math.ceil(math.log2(len(turns))) + 1 if len(turns) > 1 else 0
+    if budget < (enough := LEAST * num_rounds + LEAST_LAST):
         raise ValueError(f"{budget} replays are too few for an episode of {len(turns)} turns: give {enough} at least")
     search = _Search(list(turns), outcome, replays)
-    parts = _parts(range(len(turns)), budget)
-    while len(parts) > 1 or len(parts[0]) > 1:
-        if len(parts) == 1:
-            parts = _parts(parts[0], budget)
-        edges = {place for part in parts for place in (part.start, part.stop) if place < len(turns)}
-        search.play(sorted(edges), number)
-        parts = sorted(parts, key=search.cost, reverse=True)[: math.ceil(len(parts) / 2)]
-    decisive = parts[0].start
+    if num_rounds:
+        search.play([0], number := num_to_search(budget) // num_rounds)
+    for _ in range(num_rounds - 1):
+        first, stop = max(search.parts(), key=search.fall)
+        ends = [place for place in (first, stop) if place < len(turns)]
+        places = ends if stop - first == 1 else [(first + stop) // 2]
+        search.play(places, number // len(places))
+    decisive = max(search.parts(), key=lambda part: (part[1] - part[0] == 1, search.fall(part)))[0]
     places = [place for place in (decisive, decisive + 1) if place < len(turns)]
     fresh = _Search(list(turns), outcome, replays, begins=dict(search.begins))
     fresh.play(places, (budget - search.num_replays) // len(places))
@@ -108,25 +109,10 @@ def find_decisive_turn(turns: Sequence[int], outcome: float, replays: Replays, *
     )
 
 
-def _parts(turns: range, budget: int) -> list[range]:
-    """Cuts turns into as many parts as the budget can compare, of about the same size."""
-    number = min(len(turns), max(2, budget // TURNS_PER_PART))
-    edges = [turns.start + len(turns) * i // number for i in range(number + 1)]
-    return [range(begin, end) for begin, end in pairwise(edges)]
-
-
-def _plan(num_turns: int, budget: int) -> tuple[int, int]:
-    """Returns how many replays each place gets in a round of the search, and the least budget that this search needs."""
-    num_places, left = 0, num_turns
-    while left > 1:
-        num_parts = len(_parts(range(left), budget))
-        left = math.ceil(left / num_parts)
-        num_places += num_parts + 1
-        while num_parts > 2:
-            num_parts = math.ceil(num_parts / 2)
-            num_places += 2 * num_parts
-    number = int(budget * SHARE_TO_SCREEN) // num_places if num_places else 0
-    return max(LEAST, number), LEAST * num_places + LEAST_LAST
+def num_to_search(budget: int) -> int:
+    """Returns how many replays of a budget find the turn."""
+    measured = min(budget // 2, max(ENOUGH_TO_MEASURE, int(budget * SHARE_TO_MEASURE)))
+    return budget - max(LEAST_LAST, measured)
 
 
 @dataclass
@@ -167,10 +153,16 @@ class _Search:
         values = self._done.get(place, {}).values()
         return sum(values) / len(values) if values else None
 
-    def cost(self, part: range) -> float:
-        """Returns the estimate of what these turns cost together; least where it is not known."""
-        before, after = self.value(part.start), self.value(part.stop)
-        return -math.inf if before is None or after is None else before - after
+    def parts(self) -> list[tuple[int, int]]:
+        """Returns the turns from each place that was played up to the next one, or to the end."""
+        return list(pairwise([*sorted(self.begins), len(self.turns)])) or [(0, len(self.turns))]
+
+    def fall(self, part: tuple[int, int]) -> float:
+        """Returns by how much the value falls over a part, with some doubt; least where it is not known."""
+        before, after = map(self.value, part)
+        if before is None or after is None:
+            return -math.inf
+        return difference_interval(before, self.count(part[0]), after, self.count(part[1]), confidence=DOUBT)[0]
 
     def with_more(self, more: _Search, place: int) -> TurnValue:
         """Returns the value of a place over the replays of both."""

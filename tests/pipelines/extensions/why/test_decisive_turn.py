@@ -91,6 +91,23 @@ def test_the_budget_is_kept_however_many_turns_there_are(num_turns: int, budget:
     assert found.num_replays <= budget and found.is_certain
 
 
+def test_where_replays_rarely_succeed_all_of_them_name_the_fault() -> None:
+    dice, named = random.Random(0), 0
+    for _ in range(100):
+        fault = dice.randrange(12)
+
+        def replays(wanted: Wanted, fault: int = fault) -> dict[tuple[int, int], float]:
+            return {key: float(key[0] <= fault and dice.random() < 0.3) for key in wanted}
+
+        named += find_decisive_turn(range(12), 0.0, replays, budget=200).turn_index == fault
+    assert named >= 90, "45 where each of 12 turns gets a few replays, 77 by halving turns at equal numbers of replays"
+
+
+def test_the_default_budget_is_enough_for_forty_turns() -> None:
+    found = find_decisive_turn(range(40), 0.0, lambda wanted: {key: float(key[0] <= 23) for key in wanted}, budget=64)
+    assert found.turn_index == 23 and found.is_certain
+
+
 def test_a_budget_that_says_nothing_is_refused() -> None:
     for num_turns, budget in ((1, 7), (2, 10), (40, 20)):
         with pytest.raises(
