@@ -10,8 +10,9 @@ A window that raised an alarm is no part of what is usual, so that an alarm last
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +64,8 @@ def check_windows(
         waiting: sources that have too few episodes to be checked now, and how many they have.
     """
     with run.journal.hold(run.run_id, "watch"):
-        results = {source: _checked(run, source, window, windows) for source, window in windows.items()}
+        since = _accepted_at(run)
+        results = {source: _checked(run, source, window, windows, since=since) for source, window in windows.items()}
         for source, window in windows.items():
             alarmed = tuple(j.figure for j in results[source] if j.state == "alarm")
             _keep(run, source, replace(window, alarms=alarmed))
@@ -93,17 +95,27 @@ def accept(run: Run, reason: str) -> dict[str, Any]:
 
 
 def kept_windows(run: Run, source: str) -> list[Window]:
-    """Returns the history of a source, oldest first, as it counts now: what was accepted, or followed by a promotion, has no
-    alarms. A rollback is no promotion: it answers an alarm, and says nothing about what is usual."""
-    accepted_at = max(
-        [float((run.journal.value(run.run_id, RunValue.WATCH_ACCEPTED) or {}).get("accepted_at", 0.0))]
-        + [float(entry["at"]) for entry in history(run) if not entry.get("is_rollback")]
-    )
+    """Returns the history of a source, oldest first, as it counts now: what was accepted, or followed by a promotion, has no alarms."""
+    accepted_at = _accepted_at(run)
     stored = (run.journal.value(run.run_id, RunValue.WATCH.of(source)) or {}).get("windows", [])
     windows = [Window.from_json(data) for data in stored]
     windows = [replace(w, alarms=()) if w.at <= accepted_at else w for w in windows]
-    usual = [w.key for w in windows if not w.alarms][-watch_config(run.config).history :]
+    usual = _first_and_latest([w for w in windows if not w.alarms], watch_config(run.config).history, since=accepted_at)
     return [w for w in windows if w.alarms or w.key in usual]
+
+
+def _accepted_at(run: Run) -> float:
+    """Returns when what was seen was last accepted as usual, by a person or by a promotion. A rollback is no promotion: it answers an alarm,
+    and says nothing about what is usual."""
+    by_hand = float((run.journal.value(run.run_id, RunValue.WATCH_ACCEPTED) or {}).get("accepted_at", 0.0))
+    return max([by_hand, *(float(entry["at"]) for entry in history(run) if not entry.get("is_rollback"))])
+
+
+def _first_and_latest(usual: Sequence[Window], history: int, *, since: float) -> set[str]:
+    """Returns the keys of the windows that are kept: the latest, and the present team's first, by which a lasting change is found."""
+    version = usual[-1].team_version if usual else None
+    first = [w.key for w in usual if w.at > since and version is not None and w.team_version == version]
+    return {*first[:history], *(w.key for w in usual[-history:])}
 
 
 def held(run: Run) -> list[str]:
@@ -149,26 +161,28 @@ def check_summary(check: Mapping[str, Any]) -> dict[str, Any]:
     return {name: check[name] for name in ("state", "reason", "alarms", "judged", "learning", "waiting")}
 
 
-def _checked(run: Run, source: str, window: Window, windows: Mapping[str, Window]) -> list[CheckedFigure]:
+def _checked(
+    run: Run, source: str, window: Window, windows: Mapping[str, Window], *, since: float = math.inf
+) -> list[CheckedFigure]:
     config = watch_config(run.config)
     alpha = (1 - config.confidence) / max(1, sum(num_figures(w) for w in windows.values()))
     earlier = [w for w in kept_windows(run, source) if w.key != window.key and w.at <= window.at]
-    return check_window(window, earlier, alpha=alpha, config=config, figures=run.figures)
+    return check_window(window, earlier, alpha=alpha, config=config, figures=run.figures, since=since)
 
 
 def _keep(run: Run, source: str, window: Window) -> None:
-    """Keeps the latest windows by their time, with their alarms, accepted or not.
+    """Keeps the latest windows by their time, with their alarms, accepted or not, and the first ones of the present team.
 
     Those with alarms are counted apart: otherwise an alarm that lasts would push what was usual out, and become the norm.
     """
     name = RunValue.WATCH.of(source)
     stored = (run.journal.value(run.run_id, name) or {}).get("windows", [])
-    others = [data for data in stored if data["key"] != window.key]
-    windows = sorted([*others, window.to_json()], key=lambda data: float(data["at"]))
+    others = [kept for data in stored if (kept := Window.from_json(data)).key != window.key]
+    windows = sorted([*others, window], key=lambda w: w.at)
     history = watch_config(run.config).history
-    usual, alarming = ([data for data in windows if bool(data["alarms"]) == alarms] for alarms in (False, True))
-    latest = sorted([*usual[-history:], *alarming[-history:]], key=lambda data: float(data["at"]))
-    run.journal.put_value(run.run_id, name, {"windows": latest})
+    usual, alarming = ([w for w in windows if bool(w.alarms) == alarms] for alarms in (False, True))
+    keys = _first_and_latest(usual, history, since=_accepted_at(run)) | {w.key for w in alarming[-history:]}
+    run.journal.put_value(run.run_id, name, {"windows": [w.to_json() for w in windows if w.key in keys]})
 
 
 def _check_of(
@@ -200,7 +214,7 @@ def _check_of(
 
 
 def _plain(figure: CheckedFigure) -> dict[str, Any]:
-    names = ("state", "now", "usual", "low", "high", "num_windows")
+    names = ("state", "now", "usual", "low", "high", "num_windows", "num_now")
     return {name: getattr(figure, name) for name in names}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ BARE = WatchConfig(floors=WatchFloorsConfig(**dict.fromkeys(WatchFloorsConfig.DE
 """Without floors, so that rates are those of the statistics alone."""
 
 
-def window(key: int = 0, *, version: int = 1, alarms: tuple[str, ...] = (), **means: float) -> Window:
+def window(key: int = 0, *, version: int | None = 1, alarms: tuple[str, ...] = (), **means: float) -> Window:
     figures = {name.replace("__", "/"): Estimate(num=50, mean=mean, error=0.001) for name, mean in means.items()}
     return Window(key=str(key), at=key, figures=figures, team_version=version, alarms=alarms)
 
@@ -111,6 +112,33 @@ def test_success_on_the_same_tasks_is_compared_across_champions_and_nothing_else
     assert judged(fixed(1, solved(6), version=2, tasks="others"), [first])["outcome"].state == "learning"
 
 
+def lasting(*means: float, since: float = -1.0, **settings: Any) -> CheckedFigure:
+    """The check of the last of these windows."""
+    *history, now = [window(k, outcome=mean, **settings) for k, mean in enumerate(means)]
+    (found,) = check_window(now, history, alpha=0.01, config=BARE, since=since)
+    return found
+
+
+def test_a_fall_that_no_window_shows_is_found_in_the_windows_since() -> None:
+    before, after = (0.70, 0.74, 0.72, 0.68, 0.71), (0.67, 0.65, 0.66, 0.65, 0.66)
+    alone = [lasting(*before, *after[:n]).state for n in range(1, 5)]
+    assert alone[:2] == ["sound", "sound"], "one or two windows prove nothing"
+    found = lasting(*before, *after)
+    # mean 0.71 of 5, mean 0.658 of 5; sums of squares 0.002 and 0.00028, 8 degrees; 0.01 / 2 / 4 moments: t = 4.334
+    limit = 0.71 - 4.3335 * ((0.002 + 0.00028) / 8 * (1 / 5 + 1 / 5)) ** 0.5
+    assert (found.state, found.num_windows, found.num_now) == ("alarm", 5, 5)
+    assert (found.now, found.usual, found.low) == pytest.approx((0.658, 0.71, limit), abs=1e-4)
+    assert found.what.startswith("fewer tasks are solved: 0.658 over 5 windows, 0.71 is usual (at least 0.")
+
+
+def test_what_was_accepted_and_what_training_changes_is_no_lasting_change() -> None:
+    means = (0.70, 0.74, 0.72, 0.68, 0.71, 0.67, 0.65, 0.66, 0.65, 0.66)
+    assert lasting(*means).state == "alarm"
+    assert lasting(*means, since=4.5).state == "sound", "accepted before the sixth window"
+    assert lasting(*means, since=float("inf")).state == "sound", "a team that is not the champion"
+    assert lasting(*means, version=None).state == "sound", "another team in each window"
+
+
 def sampled(rng: np.random.Generator, *, num: int = 60, **change: float) -> Window:
     """A window of a team whose own windows differ by 5%."""
     at = {"tokens": 80.0, "entropy": 0.8, "outcome": 0.7, "faults": 0.03} | change
@@ -153,6 +181,24 @@ def test_a_look_at_a_sound_team_rarely_alarms(num_windows: int) -> None:
 )
 def test_a_degraded_team_mostly_alarms_after_eight_windows(change: dict[str, float], figure: str, least: float) -> None:
     assert share_of_alarms(60, num_windows=8, config=CONFIG, figure=figure, **change) >= least
+
+
+def test_a_fall_of_ten_points_is_noticed_within_fifteen_windows_and_a_sound_team_rarely_alarms() -> None:
+    rng, noticed, alarms = np.random.default_rng(2), 0, []
+    for _ in range(30):
+        history: list[Window] = []
+        for number in range(25):
+            now = replace(sampled(rng, num=200, outcome=0.6 if number < 10 else 0.5), at=number)
+            found = check_window(now, history, alpha=0.01 / num_figures(now), config=BARE, since=-1)
+            alarming = [f.figure for f in found if f.state == "alarm"]
+            if number < 10:
+                alarms.append(bool(alarming))
+            elif "outcome" in alarming:
+                noticed += 1
+                break
+            history += [] if alarming else [now]
+    assert noticed >= 27, "by single windows 12"
+    assert sum(alarms) <= 0.02 * len(alarms)
 
 
 def prompts_of(rng: np.random.Generator, share: float, num: int = 60) -> Sketch:

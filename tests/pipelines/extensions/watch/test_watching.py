@@ -135,6 +135,23 @@ def test_only_the_latest_windows_are_kept(run: Run) -> None:
     assert [w.at for w in kept_windows(run, ITERATION)] == [float(k) for k in range(5, 25)]
 
 
+def test_the_first_windows_of_a_champion_are_kept_until_they_are_accepted_anew(run: Run) -> None:
+    def keep(number: int, version: int) -> None:
+        figures = {"outcome": Estimate(num=50, mean=0.7, error=0.02)}
+        window = Window(key=str(number), at=float(number), figures=figures, team_version=version)
+        check_windows(run, {"service": window}, kind=CHAMPION, key=window.key)
+
+    for number in range(1, 6):
+        keep(number, 1)
+    for number in range(6, 61):
+        keep(number, 2)
+    kept = [*range(6, 26), *range(41, 61)]
+    assert [w.at for w in kept_windows(run, "service")] == kept, "watch.history is 20"
+    run.journal.put_value("small", "watch/accepted", {"accepted_at": 50.0})
+    keep(61, 2)
+    assert [w.at for w in kept_windows(run, "service")] == [float(k) for k in range(42, 62)]
+
+
 def test_alarms_are_shown_on_the_version_in_mlflow_until_they_are_over(
     run: Run, mlflow_sqlite: tuple[str, str]
 ) -> None:
