@@ -431,7 +431,7 @@ class PromoteConfig(Settings):
     """The gain in outcome that the lower confidence bound of the paired gain must exceed for a promotion."""
     non_inferiority: float | None = Field(None, gt=0)
     """The margin in outcome: a candidate that is certainly not worse by more than it is promoted, too; null: a gain is
-    needed."""
+    needed. What such promotions may have lost is taken off it until a certain gain, so that it is spent once."""
     min_ok_share: float = Field(0.9, ge=0, le=1)
     """The least share of episodes with status ok. A candidate below it is rejected."""
     min_format_share: float = Field(0.0, ge=0, le=1)
@@ -441,8 +441,8 @@ class PromoteConfig(Settings):
     null: any. What is not named has the limit of the page on figures. A guard holds where its whole interval is on the allowed side of
     the limit; where all of it is on the other side the candidate is rejected, and between the two the decision is inconclusive."""
     max_source_loss: float | None = Field(None, ge=0)
-    """The loss in outcome on the tasks of one source beyond which a candidate is rejected, whatever it gains elsewhere;
-    null: not checked."""
+    """The loss in outcome that no source of tasks may exceed, whatever is gained elsewhere: a candidate that certainly exceeds it is
+    rejected, and where that is not certain the decision is inconclusive; null: not checked."""
     cross_play: bool = False
     """Whether every newly trained model group also plays with the champion's other groups, so that only the groups that
     help are promoted."""

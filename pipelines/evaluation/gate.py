@@ -2,8 +2,8 @@
 
 floor or guard broken, a source lost -------> reject
 no champion --------------------------------> promote (the first team)
-certainly gains more than min_gain ---------> promote   \\ inconclusive where
-certainly not worse than non_inferiority ---> promote   / a guard is unclear
+certainly gains more than min_gain ---------> promote   \\ inconclusive where a
+certainly not worse than non_inferiority ---> promote   / guard or source is unclear
 certainly neither --------------------------> reject
 else ---------------------------------------> inconclusive
 
@@ -13,7 +13,7 @@ What is certain for a promotion holds whatever the missing episodes would have b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,6 +37,11 @@ class Evidence:
     sources: Mapping[str, Interval] = field(default_factory=dict)
     """The gain on the tasks of each source, missing episodes against the candidate, where there are several; their intervals hold
     together."""
+    small_sources: Collection[str] = ()
+    """Sources of which too few tasks were played: not even a team that is equal on each of them would be sure to lose no more than
+    `max_source_loss`."""
+    margin_spent: float = 0.0
+    """How much of the margin of `non_inferiority` the champion took on its way from the best team before it: see `margin_after`."""
     bound: Interval | None = None
     """The gain over all tasks, each missing episode lost by the candidate or won by the champion; None where none is missing."""
     num_missing: tuple[int, int] = (0, 0)
@@ -72,13 +77,16 @@ def decide_promotion(promote: PromoteConfig, evidence: Evidence) -> Verdict:
     gain, bound = evidence.gain, evidence.deciding_gain
     assert bound is not None, "there is a gain"
     numbers = _in_words(evidence, gain)
-    margin = promote.non_inferiority
+    margin = None if promote.non_inferiority is None else promote.non_inferiority - evidence.margin_spent
     enough = f"lower bound above min_gain {promote.min_gain:+.3f}" if bound.low > promote.min_gain else ""
     if not enough and margin is not None and bound.low > -margin:
-        enough = f"certainly not worse than by {margin:.3f}"
+        spent = f", as {evidence.margin_spent:.3f} of non_inferiority is spent" if evidence.margin_spent else ""
+        enough = f"certainly not worse than by {margin:.3f}{spent}"
     if enough:
-        unclear = next((g for g in evidence.guards if g.state == "unclear"), None)
-        if unclear is not None:
+        unclear = next((str(g) for g in evidence.guards if g.state == "unclear"), "") or _unclear_source(
+            promote, evidence
+        )
+        if unclear:
             return Verdict(verdict="inconclusive", condition=f"{numbers}: {enough}, but not sure of {unclear}")
         return Verdict(verdict="promote", condition=f"{numbers}: {enough}")
     needed = promote.min_gain if margin is None else min(promote.min_gain, -margin)
@@ -122,11 +130,36 @@ def _broken_guard(promote: PromoteConfig, evidence: Evidence) -> str:
     limit = promote.max_source_loss
     for source, gain in evidence.sources.items():
         if limit is not None and gain.high < -limit:
-            return (
-                f"source {source!r} loses: {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] on {gain.num_tasks} tasks, "
-                f"max_source_loss {limit:.3f}"
-            )
+            return f"source {source!r} loses: {_of_source(gain, limit)}"
     return ""
+
+
+def _unclear_source(promote: PromoteConfig, evidence: Evidence) -> str:
+    """Returns the first source that may lose too much, in words; empty where none does."""
+    limit = promote.max_source_loss
+    for source, gain in evidence.sources.items():
+        if limit is not None and gain.low < -limit:
+            small = (
+                "; so few tasks cannot show less: play more of them, or raise it"
+                if source in evidence.small_sources
+                else ""
+            )
+            return f"source {source!r}: {_of_source(gain, limit)}{small}"
+    return ""
+
+
+def _of_source(gain: Interval, limit: float) -> str:
+    bounds = f"[{gain.low:+.3f}, {gain.high:+.3f}]"
+    return f"{gain.mean:+.3f} {bounds} on {gain.num_tasks} tasks, max_source_loss {limit:.3f}"
+
+
+def margin_after(before: float, low: float) -> float:
+    """Returns how much of the margin is spent by a promotion whose gain is certainly at least `low`, after one that left `before`.
+
+    Candidates that are each a little worse than the one before would go down without end. What is certain of each step adds up to what is
+    certain of all of them: no team is worse by more than the margin than the best one before it. A certain gain gives back what it gains.
+    """
+    return max(0.0, before - low)
 
 
 def worst_case(

@@ -19,7 +19,7 @@ from typing import Any
 from pipelines.config.sections import TEST_FORM
 from pipelines.credit.rule import worst_outcome
 from pipelines.episodes.collector import end_collectors
-from pipelines.evaluation.gate import Evidence, Verdict, decide_promotion, worst_case
+from pipelines.evaluation.gate import Evidence, Verdict, decide_promotion, margin_after, worst_case
 from pipelines.evaluation.guards import check_guards
 from pipelines.evaluation.played import Played, play_team, versions_of
 from pipelines.evaluation.statistics import (
@@ -45,6 +45,7 @@ from pipelines.stages.table import StageCall
 from pipelines.tasks.splits import task_slice
 from stores.by_name import open_by_name
 from stores.journal.stage_results import Evaluated, Gain
+from stores.registry.registry import CHAMPION
 from stores.types import Purpose, Task, families
 
 NewGroups = tuple[str, ...]
@@ -117,6 +118,7 @@ def _look_until_sure(run: Run, candidate: Models, champion: Models, tasks: list[
     sizes = look_sizes(tasks, run.config.evaluate.tasks_per_look)
     cross_play = run.config.promote.cross_play
     contenders = first_contenders(candidate, champion, cross_play=cross_play)
+    margin_spent = _margin_spent(run)
     seconds, num_tokens = 0.0, 0
     for num_looks, num_tasks in enumerate(sizes, 1):
         examine = partial(
@@ -126,6 +128,7 @@ def _look_until_sure(run: Run, candidate: Models, champion: Models, tasks: list[
             planned=len(tasks) if len(sizes) > 1 else None,
             family_of=families(tasks),
             num_looks=len(sizes),
+            margin_spent=margin_spent,
             num_contenders=num_possible(candidate, champion, cross_play=cross_play),
         )
         old = play(champion, tasks[:num_tasks])
@@ -181,6 +184,7 @@ def _evaluated(run: Run, look: _Look, contenders: Sequence[Contender], *, num_lo
         num_looks=num_looks,
         num_unpaired=look.num_tasks - len(new.outcomes.keys() & old.outcomes.keys()),
         num_missing={"candidate": new.num_failed, "champion": old.num_failed},
+        margin_spent=_margin_after(run, chosen) if is_promoted else None,
         **totals,
     )
 
@@ -208,6 +212,7 @@ def _examine(
     family_of: Families,
     num_looks: int,
     num_contenders: int,
+    margin_spent: float,
 ) -> Evidence:
     """The evidence on a team that played the champion's tasks, which come in the order of play; the families are those of all looks.
 
@@ -243,6 +248,8 @@ def _examine(
         format_shares={agent: figures["format_share"] for agent, figures in new.score(run).agents.items()},
         guards=guards,
         sources=_gain_by_source(run, tasks, *filled, error_chance=error_chance / num_looks),
+        small_sources=_small_sources(run, tasks, filled[1], error_chance=error_chance / num_looks),
+        margin_spent=margin_spent,
         bound=bound,
         num_missing=(new.num_failed, old.num_failed),
     )
@@ -284,6 +291,29 @@ def _gain_by_source(
         )
         for source, own in sorted(of_source.items())
     }
+
+
+def _small_sources(run: Run, tasks: Sequence[Task], outcomes: Outcomes, *, error_chance: float) -> list[str]:
+    """Returns the data sets that would be in doubt if the two teams were equal on each task."""
+    limit = run.config.promote.max_source_loss
+    if limit is None:
+        return []
+    equal = _gain_by_source(run, tasks, outcomes, outcomes, error_chance=error_chance)
+    return [source for source, gain in equal.items() if gain.low < -limit]
+
+
+def _margin_after(run: Run, chosen: Evidence) -> float | None:
+    if run.config.promote.non_inferiority is None or chosen.deciding_gain is None:
+        return None
+    return margin_after(chosen.margin_spent, chosen.deciding_gain.low)
+
+
+def _margin_spent(run: Run) -> float:
+    """Returns what the champion's promotion left spent of the margin; 0 where no margin is set."""
+    if run.config.promote.non_inferiority is None:
+        return 0.0
+    _, champion = run.load_team(CHAMPION)
+    return float(champion.evaluation.get("margin_spent") or 0.0)
 
 
 def _gain(interval: Interval | None) -> Gain | None:

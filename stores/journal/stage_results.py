@@ -254,6 +254,8 @@ class Evaluated(StageResult):
     """Tasks that not both teams have an outcome for."""
     num_missing: Mapping[str, int] | None = None
     """Episodes without an outcome, of the `candidate` and of the `champion`."""
+    margin_spent: float | None = None
+    """What a promotion leaves spent of `promote.non_inferiority`; None where nothing is promoted, or no margin is set."""
     sampling_seconds: float = 0.0
     """Of all teams together."""
     num_tokens: int = 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines.config.sections import PromoteConfig
-from pipelines.evaluation.gate import Evidence, decide_promotion
+from pipelines.evaluation.gate import Evidence, decide_promotion, margin_after
 from pipelines.evaluation.guards import Guarded
 from pipelines.evaluation.statistics import Interval
 from pipelines.figures.registry import FIGURES
@@ -97,6 +97,31 @@ def test_a_source_that_certainly_loses_rejects_where_a_limit_is_set() -> None:
     }
     found = replace(evidence(0.1, 0.3), sources=split)
     assert decide_promotion(PromoteConfig(), found).verdict == "promote"
-    assert decide_promotion(PromoteConfig(max_source_loss=0.1), found).verdict == "promote", "it may be just so much"
+    assert decide_promotion(PromoteConfig(max_source_loss=0.1), found).verdict == "inconclusive", (
+        "it may be just so much"
+    )
     verdict = decide_promotion(PromoteConfig(max_source_loss=0.05), found)
     assert verdict.verdict == "reject" and "source 'words' loses: -0.200 [-0.300, -0.100] on 50" in verdict.condition
+
+
+def test_a_source_that_may_lose_too_much_is_not_sure_and_too_few_tasks_are_said_to_be() -> None:
+    split = {"algebra": Interval(mean=0.0, low=-0.35, high=0.35, num_tasks=10)}
+    found = replace(evidence(0.1, 0.3), sources=split)
+    assert decide_promotion(PromoteConfig(), found).verdict == "promote"
+    verdict = decide_promotion(PromoteConfig(max_source_loss=0.1), found)
+    assert verdict.verdict == "inconclusive" and "but not sure of source 'algebra': +0.000 [-0.350" in verdict.condition
+    assert "so few tasks" not in verdict.condition
+    verdict = decide_promotion(PromoteConfig(max_source_loss=0.1), replace(found, small_sources=["algebra"]))
+    assert "max_source_loss 0.100; so few tasks cannot show less" in verdict.condition
+    sure = {"algebra": Interval(mean=0.0, low=-0.09, high=0.09, num_tasks=200)}
+    assert decide_promotion(PromoteConfig(max_source_loss=0.1), replace(found, sources=sure)).verdict == "promote"
+
+
+def test_the_margin_is_spent_once() -> None:
+    found = evidence(-0.015, 0.05)
+    promote = PromoteConfig(non_inferiority=0.03)
+    assert decide_promotion(promote, replace(found, margin_spent=0.01)).verdict == "promote"
+    verdict = decide_promotion(promote, replace(found, margin_spent=0.02))
+    assert verdict.verdict == "inconclusive" and "-non_inferiority -0.010 lies inside" in verdict.condition
+    assert decide_promotion(promote, replace(evidence(0.01, 0.05), margin_spent=0.03)).verdict == "promote", "a gain"
+    assert [margin_after(0.01, low) for low in (-0.015, 0.004, 0.2)] == pytest.approx([0.025, 0.006, 0.0])

@@ -298,3 +298,32 @@ def test_what_is_no_test_of_the_gate_is_named(scene: Callable[..., Scene], own_t
             load_config(SMALL, changes)
     with pytest.raises(ValueError, match=r"evaluate\.test: own_gate_test:upside_down returned .*low <= mean <= high"):
         scene(lambda number, versions: number % 2 == 0, **{"evaluate.test": "own_gate_test:upside_down"}).decide()
+
+
+def test_what_promotions_may_have_lost_is_taken_off_the_margin_of_the_next_one(scene: Callable[..., Scene]) -> None:
+    alike = scene(lambda number, versions: number % 10 < 5, **{"promote.non_inferiority": 0.03})
+    champion: dict[str, float | None] = {"margin_spent": None}
+    alike.run.registry.load = lambda name, alias: (5, SimpleNamespace(evaluation=champion))
+
+    def evaluated() -> Evaluated:
+        return evaluate.evaluate(call(alike.run, "evaluate", 1, models=alike.run.trained(1)))
+
+    first = evaluated()
+    assert first.verdict == "promote" and first.gain is not None
+    assert first.margin_spent == pytest.approx(-first.gain.low) == pytest.approx(1 - 0.025 ** (1 / 240))
+    champion["margin_spent"] = first.margin_spent
+    second = evaluated()
+    assert (second.verdict, second.margin_spent) == ("inconclusive", None)
+    assert "-non_inferiority -0.015 lies inside the interval" in second.condition
+
+
+def test_a_source_with_too_few_tasks_is_said_to_have_too_few(scene: Callable[..., Scene], tmp_path: Path) -> None:
+    better = scene(
+        lambda number, versions: number % 10 < 3 + 5 * (versions["a"] - 1), **{"promote.max_source_loss": 0.1}
+    )
+    gate = better.run.tasks("gate")
+    few = [replace(task, source="few") if i < 8 else task for i, task in enumerate(gate)]
+    better.run.tasks = lambda section: few if section == "gate" else gate  # type: ignore[method-assign]
+    report = evaluate.evaluate(call(better.run, "evaluate", 1, models=better.run.trained(1)))
+    assert report.verdict == "inconclusive"
+    assert "but not sure of source 'few'" in report.condition and "so few tasks cannot show less" in report.condition
