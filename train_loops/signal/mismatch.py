@@ -29,9 +29,17 @@ their tokens (long ones miss deadlines), move it by some hundredths."""
 MEAN_WEIGHT_ERRORS = 8.0
 """How many standard errors the mean weight may differ from 1. Weights are skewed to the right, so that a mean over few of them is
 too low more often than a normal distribution says."""
+MIN_EFFECTIVE = 500.0
+"""How many tokens of equal weight uneven ones must be worth before a mean weight below 1 counts."""
 UNSEEN_WEIGHT = 100.0
 """What may be missing from the sum of the weights because it was not drawn. A token that ought to come ln 10,000 = 9.2 times is absent
 once in 10,000 times; where the parent takes it 10 times as often as the sampler, its weights would have added 92."""
+MIN_GAPS = 50
+"""How many tokens under a constraint must differ by more than the tolerance before the sign of their differences says anything."""
+ONE_SIDED = 0.9
+"""The share of these with one sign from which the masks are held to be wrong: noise of rounding goes both ways."""
+LEAST_BIAS = 0.005
+"""How far the mean weight of tokens under a constraint must be from 1 for their masks to matter."""
 Rows = Sequence[NDArray[np.floating] | Sequence[float]]
 
 
@@ -134,8 +142,8 @@ def check_mean_weight(agreements: Mapping[str, Agreement]) -> None:
 
         |mean w - 1| > max(MEAN_WEIGHT_TOLERANCE, MEAN_WEIGHT_ERRORS * sd / sqrt(n), UNSEEN_WEIGHT / n)
 
-    A mean below 1 counts only where the effective sample size over tokens is at least `MIN_ESS`: uneven weights usually have one,
-    because the few large ones were not drawn. A mean above 1 always counts: uneven weights have a large sd. By the last term up to
+    A mean below 1 counts only where the effective sample size over tokens is at least `MIN_ESS`, or worth `MIN_EFFECTIVE` tokens: few uneven
+    weights usually have one, because the large ones were not drawn. A mean above 1 always counts: uneven weights have a large sd. By the last term up to
     100 tokens say hardly anything.
 
     It finds logprobs of another temperature than the tokens', and a trainer or an engine that leaves out the mask of allowed tokens.
@@ -151,13 +159,51 @@ def check_mean_weight(agreements: Mapping[str, Agreement]) -> None:
     """
     for agent, a in agreements.items():
         ess = a.weight_mean**2 / (a.weight_mean**2 + a.weight_sd**2)
-        counts = a.weight_mean > 1 or ess >= MIN_ESS
+        counts = a.weight_mean > 1 or ess >= MIN_ESS or a.num_tokens * ess >= MIN_EFFECTIVE
         if counts and abs(a.weight_mean - 1) > a.mean_weight_allowance:
             raise MismatchError(
                 f"agent {agent!r}: the mean of exp(old - rollout) is {a.weight_mean:.4f} over {a.num_tokens} tokens, and 1 within "
                 f"{a.mean_weight_allowance:.2g} for tokens drawn from the distribution whose logprobs are stored: the engine stored "
                 "logprobs of another temperature or of other allowed tokens than it drew with (see its logprobs_mode), or the trainer "
                 "takes other tokens for allowed; mend that, and sample again"
+            )
+
+
+def check_masks(
+    old: Rows,
+    rollout: Rows,
+    agents: Sequence[str],
+    constrained: Sequence[NDArray[np.bool_] | None],
+    *,
+    config: MismatchConfig,
+) -> None:
+    """Fails where the trainer's masks of constrained tokens are not those that the engine sampled under, on policy.
+
+    Under a mask that allows too much each token is less likely than the engine said, under one that allows too little more likely: all
+    differences have one sign, where those of rounding have both. Among all tokens of an agent such differences are small.
+
+    Args:
+        old, rollout: N rows, one logprob per completion token.
+        agents: [N].
+        constrained: N rows: which tokens were under a constraint; None: none.
+
+    Raises:
+        MismatchError: an agent's masks are wrong.
+    """
+    gaps_of: dict[str, list[NDArray[np.float64]]] = {}
+    for old_row, rollout_row, agent, is_constrained in zip(old, rollout, agents, constrained, strict=True):
+        if is_constrained is not None:
+            gap = np.asarray(old_row, dtype=np.float64) - np.asarray(rollout_row, dtype=np.float64)
+            gaps_of.setdefault(agent, []).append(gap[is_constrained])
+    for agent, rows in sorted(gaps_of.items()):
+        gaps = np.concatenate(rows)
+        far = gaps[np.abs(gaps) > config.tolerance_mean]
+        share, bias = float((far < 0).mean()) if len(far) else 0.5, float(np.exp(np.minimum(gaps, 20)).mean()) - 1
+        if len(far) >= MIN_GAPS and max(share, 1 - share) >= ONE_SIDED and abs(bias) > LEAST_BIAS:
+            raise MismatchError(
+                f"agent {agent!r}: of {len(gaps)} tokens under a constraint {len(far)} differ between trainer and engine, {share:.0%} of them "
+                f"less likely in the trainer (median {float(np.median(np.abs(far))):.3g} nats, max {float(np.abs(far).max()):.3g}): the constraint "
+                "that is stored is not the one that the engine sampled under, or their versions of xgrammar differ; mend that, and sample again"
             )
 
 

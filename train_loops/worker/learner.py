@@ -37,6 +37,7 @@ from train_loops.signal.kl import adapted_coef
 from train_loops.signal.learning_signal import LearningSignal, learning_signal
 from train_loops.signal.mismatch import (
     Agreement,
+    check_masks,
     check_mean_weight,
     correct,
     correct_served,
@@ -282,7 +283,7 @@ def score(
         is_off_policy, has_all_groups: see `learn`; `config` has the settings of `mismatch.off_policy` already.
 
     Raises:
-        MismatchError: see `mismatch.decide` and `mismatch.check_mean_weight`.
+        MismatchError: see `decide`, `check_mean_weight` and `check_masks` in `mismatch`.
     """
     names = ["ref"] * (models.reference is not None) + ["values"] * models.has_values
     rollout = [np.asarray(s.rollout_logprobs, dtype=np.float64) for s in samples]
@@ -306,6 +307,9 @@ def score(
     )
     if is_off_policy and has_all_groups:  # first: wrong logprobs also have a small effective sample size
         check_mean_weight(agreements)
+    if not is_off_policy:
+        constrained = [None if s.masks is None or s.is_served else s.masks.of_token > 0 for s in samples]
+        check_masks(scores["old"], rollout, agents, constrained, config=config.mismatch)
     verdict = decide(agreements, config=config.mismatch, is_off_policy=is_off_policy)
     return Scored(scores=scores, agreements=agreements, needs_correction=is_off_policy or verdict == "correct")
 

@@ -6,6 +6,7 @@ import pytest
 from train_loops.config import MismatchConfig
 from train_loops.signal.mismatch import (
     MismatchError,
+    check_masks,
     check_mean_weight,
     correct,
     correct_served,
@@ -221,6 +222,39 @@ def test_a_mean_weight_is_wrong_beyond_a_twentieth_and_beyond_what_few_tokens_ca
 ) -> None:
     measured = {**agreements(0.0, agent="fine"), **agreements(*[np.log(weight)] * num_tokens)}
     assert complains(measured) == is_wrong
+
+
+def masks_fit(gaps: np.ndarray, *, constrained: np.ndarray | None = None) -> bool:
+    rollout = np.full(len(gaps), -1.0)
+    allowed = np.ones(len(gaps), dtype=bool) if constrained is None else constrained
+    try:
+        check_masks([rollout + gaps], [rollout], ["solver"], [allowed], config=MismatchConfig())
+    except MismatchError as error:
+        assert "agent 'solver': of " in str(error) and "tokens under a constraint" in str(error)
+        return False
+    return True
+
+
+def test_a_mask_that_allows_too_much_or_too_little_is_refused_on_policy_and_noise_is_not() -> None:
+    rng = np.random.default_rng(0)
+    assert not masks_fit(np.full(100, -0.07)), "one label too many: within limit_mean"
+    assert not masks_fit(np.full(100, 0.07))
+    rare = np.where(rng.random(4000) < 0.04, -rng.uniform(0.1, 4.9, 4000), 0.0)
+    assert not masks_fit(rare), "a schema without its maximum: a mean of 0.1 nats over some tokens"
+    other = np.concatenate([rare, np.zeros(40_000)])
+    assert not masks_fit(other, constrained=np.arange(len(other)) < 4000), "hidden among free tokens"
+    assert masks_fit(other, constrained=np.arange(len(other)) >= 4000)
+    for spread in (0.01, 0.1, 0.5):
+        assert all(masks_fit(rng.normal(-(spread**2) / 2, spread, 200)) for _ in range(500)), "rounding"
+    assert masks_fit(np.full(20, -0.07)), "too few to say"
+    assert masks_fit(np.full(1000, -0.002)), "too small to matter"
+    assert check_masks([[-1.0]], [[-9.0]], ["solver"], [None], config=MismatchConfig()) is None
+
+
+def test_a_mean_far_below_1_over_many_tokens_is_judged_however_uneven_the_weights() -> None:
+    wrong = agreements(*[np.log(0.001)] * 4000, *[0.0] * 2700)
+    assert wrong["solver"].ess < 0.5 and wrong["solver"].weight_mean < 0.42
+    assert complains(wrong)
 
 
 def test_uneven_weights_have_a_mean_below_1_but_not_above() -> None:
