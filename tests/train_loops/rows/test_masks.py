@@ -83,6 +83,11 @@ def test_every_position_allows_what_the_form_does(rows: Rows) -> None:
     assert free.masks is None
     assert of_token(yes, 0, vocabulary) == begins(rows, ["yes", "no"])
     assert of_token(yes, yes.completion_length - 1, vocabulary) == {rows.end}, "only the end is left"
+    prompt, (other,) = (rows.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (PREFIX, "z"))
+    stored = json.dumps(YES_OR_NO | {"end_ids": [other]})
+    said = yes.token_ids[yes.prompt_length : -1]
+    (ends,) = with_masks([sample("e0", 0, prompt, [*said, other], agent="solver", constraint=stored)], rows.folder)
+    assert of_token(ends, len(said), vocabulary) == {other}, "the ends that are stored, not the tokenizer's own"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -388,6 +388,24 @@ def test_rejected_tokens_have_no_gradient_of_entropy_and_no_figures(tiny_model: 
     engines = models(tiny_model, config)
     nothing = run([s for s in far if s.agent == "solver"], engines, config)
     assert "reject_sequence mask every token" in nothing.reason and engines.policy.num_steps == 0
+
+
+def test_the_entropy_bonus_of_a_row_is_that_of_its_tokens_that_are_kept(tiny_model: Path, sampled) -> None:
+    samples = [replace(s, reward=0.0) for s in rows(sampled)]
+
+    def loss_where(is_far: Callable[[int], bool]) -> float:
+        """The loss of the first step where these tokens of each row are rejected."""
+        moved = [
+            replace(s, rollout_logprobs=[x - 0.06 * is_far(t) for t, x in enumerate(s.rollout_logprobs)])
+            for s in samples
+        ]
+        rejecting = MismatchConfig(correction="none", reject_token=(0.95, 1.05))
+        loss = LossConfig(entropy_coef=0.5)
+        config = TrainConfig(optimizer=LR, loss=loss, mismatch=rejecting, num_epochs=1, num_minibatches=1)
+        return run(moved, models(tiny_model, config), config).metrics["train/loss"]
+
+    early, late, every = (loss_where(is_far) for is_far in (lambda t: t > 1, lambda t: t <= 1, lambda t: False))
+    assert early + late == pytest.approx(every, rel=1e-4) and min(abs(early), abs(late)) > 0.01
 
 
 def test_without_a_correction_nothing_is_called_corrected(tiny_model: Path, sampled) -> None:

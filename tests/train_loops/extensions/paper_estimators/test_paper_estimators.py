@@ -12,7 +12,7 @@ from hypothesis import given
 from train_loops.config import AdvantageConfig
 from train_loops.estimators import ESTIMATORS
 from train_loops.extensions.paper_estimators.gigpo import figures
-from train_loops.extensions.paper_estimators.nll_gain import gains_of
+from train_loops.extensions.paper_estimators.nll_gain import gains_of, nll_gain
 
 pytestmark = pytest.mark.fast
 
@@ -154,3 +154,5 @@ def test_the_nll_gain_has_its_literal_values() -> None:
     np.testing.assert_allclose(gains_of(nll, keys=["g"] * 5, alpha=0.25), [1.38943, 1.11587, 0.64498, 1, 1], atol=1e-5)
     assert gains_of([0.2, 0.7, 0.7], keys=["a", "b", "b"], alpha=0.25).tolist() == [1, 1, 1]
     assert np.isnan(gains_of([0.2, float("nan")], keys=["a", "a"], alpha=0.25)).all()
+    by_length = nll_gain([np.array([-0.2] * 9), np.array([-0.4]), np.array([-0.9] * 3)], keys=["g"] * 3, alpha=0.25)
+    np.testing.assert_allclose(by_length, gains_of([0.2, 0.4, 0.9], keys=["g"] * 3, alpha=0.25))
