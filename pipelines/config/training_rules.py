@@ -55,7 +55,7 @@ def costs_reach_the_turns_that_caused_them(config: RunSections) -> None:
         if train.estimator.compares == "episodes":
             raise ValueError(
                 f"cost: model group {group!r}: {train.algorithm} compares episodes by the mean over their turns, in which more turns make each "
-                "cheaper: take an algorithm that compares turns, dr_mas for example"
+                "cheaper: take an algorithm that compares turns, dr_mas with train.advantage.normalize_std: false for example"
             )
     variants = config.collect.variants
     # With `counterfactual` a turn is compared with a turn, which is charged, too.

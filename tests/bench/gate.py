@@ -5,12 +5,13 @@ lower by some points. A candidate that escapes ends a share of the episodes that
 decides once, or looks ten times. Floors and guards are off, so that the interval alone decides. "Left out" is the gate that knows
 no causes: every failed episode drops out of the comparison.
 
-Teams one iteration apart often differ on few tasks. Two more tables are of equal teams that differ so, and of teams that are worse by
-just the margin of `promote.non_inferiority` and win nowhere, under `evaluate.test: mcnemar`.
+Teams one iteration apart often differ on few tasks. Three more tables are of equal teams that differ so, of teams that are worse by just the
+margin of `promote.non_inferiority`, and of runs in which each candidate is one point worse than the champion that it meets.
 
 Three tables are of graded outcomes and of variants of one problem: candidates that score 0 on a few tasks and gain a little on others, so
 that they are no better; equal teams whose tasks come in families, the members of which have one difference; and candidates that are better.
-The note beside each has what a bootstrap of single tasks would have promoted.
+The note beside each has what a bootstrap of single tasks would have promoted. `lasting_falls` and `decisive_turns` have what `troupe watch` and
+`troupe why` find.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.config.sections import PromoteConfig
-from pipelines.evaluation.gate import Evidence, decide_promotion, worst_case
+from pipelines.evaluation.gate import Evidence, decide_promotion, margin_after, worst_case
 from pipelines.evaluation.statistics import (
     Interval,
     Outcomes,
@@ -36,6 +37,7 @@ from pipelines.evaluation.statistics import (
     paired_sequence,
 )
 from stores.types import COUNTED, Cause
+from tests.bench import decisive_turns, lasting_falls
 from tests.bench.figures import Figure
 
 NUM_PAIRS, NUM_LOOKS, NUM_SAMPLES = 1000, 10, 2000
@@ -54,10 +56,13 @@ def measure(folder: Path) -> list[Figure]:
         *_no_better(),
         *_few_differ(),
         *_worse_by_the_margin(),
+        *_ever_worse(),
         *_rarely_at_0(),
         *_of_families(),
         *_better_by_degrees(),
         *_better(),
+        *lasting_falls.figures(),
+        *decisive_turns.figures(),
     ]
 
 
@@ -106,6 +111,42 @@ def _worse_by_the_margin() -> Iterator[Figure]:
             note=f"of {NUM_PAIRS}",
         )
 
+    for num_tasks, margin, won in product((20, 50, 100, 200), (0.05, 0.1), (0.0, 0.05, 0.2)):
+        rng = np.random.default_rng([num_tasks, round(margin * 100), round(won * 100), 2])
+        promote, num_promoted = PromoteConfig(non_inferiority=margin), 0
+        for _ in range(NUM_PAIRS):
+            kinds = rng.choice(3, num_tasks, p=[1 - margin - 2 * won, won, margin + won])
+            gain = paired_interval(_named(kinds == 1), _named(kinds == 2), Resampling(num_samples=NUM_SAMPLES))
+            num_promoted += _verdict(gain, None, promote) == "promote"
+        yield Figure(
+            f"certainly not {margin:g} worse, {num_tasks} tasks, worse by {margin:g}, wins {won:.0%}",
+            num_promoted / NUM_PAIRS,
+            most=0.03,
+            note=f"of {NUM_PAIRS}",
+        )
+
+
+def _ever_worse() -> Iterator[Figure]:
+    """Yields how often 20 candidates, each one point worse than the champion that it meets, bring a run down by more than the margin."""
+    rng, promote, num_runs = np.random.default_rng(9), PromoteConfig(non_inferiority=0.05), 100
+    num_too_low = np.zeros(2)
+    for _ in range(num_runs):
+        spent, points_lost = 0.0, np.zeros(2)
+        for _ in range(20):
+            kinds = rng.choice(3, 500, p=[0.89, 0.05, 0.06])
+            gain = paired_interval(_named(kinds == 1), _named(kinds == 2), Resampling(num_samples=NUM_SAMPLES))
+            is_promoted = [_verdict(gain, None, promote, of_margin) == "promote" for of_margin in (spent, 0.0)]
+            spent = margin_after(spent, gain.low) if is_promoted[0] else spent
+            points_lost += is_promoted
+        num_too_low += points_lost > 5
+    now, before = num_too_low / num_runs
+    yield Figure(
+        "runs of 20 candidates, each 1 point worse, that lose more than the margin of 5",
+        now,
+        most=0.03,
+        note=f"of {num_runs}; {before:.3f} where each has the whole margin",
+    )
+
 
 CHAMPION = 0.6
 """Its graded outcome on every task, as the differences alone matter."""
@@ -137,7 +178,7 @@ def _rarely_at_0() -> Iterator[Figure]:
 
 def _of_families() -> Iterator[Figure]:
     """Yields the shares of equal teams that are promoted where the tasks of a family have one difference."""
-    for size, num_tasks, is_graded in product((2, 5), (50, 100, 200, 500), (False, True)):
+    for size, num_tasks, is_graded in product((2, 3, 4, 5), (50, 100, 200, 500), (False, True)):
         rng = np.random.default_rng([num_tasks, size, 4])
         promoted_by = np.zeros(2)
         for _ in range(GRADED_PAIRS):
@@ -321,6 +362,8 @@ def _sequence(pair: tuple[Outcomes, Outcomes], num: int, *, planned: int) -> Int
     return paired_sequence(new, old, planned=planned)
 
 
-def _verdict(gain: Interval, bound: Interval | None) -> str:
-    evidence = Evidence(gain=gain, bound=bound, ok_share=1.0, format_shares={})
-    return decide_promotion(PromoteConfig(), evidence).verdict
+def _verdict(
+    gain: Interval, bound: Interval | None, promote: PromoteConfig = PromoteConfig(), margin_spent: float = 0.0
+) -> str:
+    evidence = Evidence(gain=gain, bound=bound, ok_share=1.0, format_shares={}, margin_spent=margin_spent)
+    return decide_promotion(promote, evidence).verdict
