@@ -90,7 +90,7 @@ def construct(
     try:
         return make(**settings)
     except TypeError as error:
-        raise ValueError(f"{place}.settings: {path} does not take them: {error}{_line_of(error)}") from error
+        raise ValueError(f"{place}.settings: {path} does not take them: {error}{line_of(error)}") from error
     except (ValueError, OSError):
         raise
     except (Exception, SystemExit) as error:
@@ -167,7 +167,11 @@ def _imported(module_name: str, path: str, at: str) -> Any:
         return import_module(module_name)
     except ImportError as error:
         is_missing = f"{module_name}.".startswith(f"{error.name}.")  # itself, or the package that it is in
-        where = (_without_extension(module_name, error.name) or _found_below(module_name)) if is_missing else ""
+        where = is_missing and (
+            _without_extension(module_name, error.name)
+            or _found_below(module_name)
+            or _like(module_name, [file.stem for file in Path().glob("*.py")])
+        )
         raise ValueError(f"{at}cannot import {module_name!r} ({error}): {where or 'is it on PYTHONPATH?'}") from error
     except OSError:
         raise
@@ -203,12 +207,12 @@ def _without_extension(module_name: str, missing: str | None) -> str:
 def _failed(path: str, at: str, error: BaseException) -> ValueError:
     """Returns the refusal of a user's code that raised: to whoever reads a config that is a fault of the config."""
     return ValueError(
-        f"{at}{path!r} does not load ({type(error).__name__}: {error}{_line_of(error)}): variables, files and packages "
+        f"{at}{path!r} does not load ({type(error).__name__}: {error}{line_of(error)}): variables, files and packages "
         "that a module needs when it is imported must be where it is used"
     )
 
 
-def _line_of(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
     """Returns ", FILE line N": where the user's own code was when this was raised; empty where it ran none."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     return f", {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
@@ -227,7 +231,8 @@ def _about(module: Any, module_name: str, name: str) -> str:
         return f"{module_name!r} is the folder {folders[0]}, which is no module and has no {name!r}: {where}"
     public = [n for n in vars(module) if not n.startswith("_")]
     found = f" ({file})" if (file := getattr(module, "__file__", None)) else ""
-    return f"{module_name!r}{found} has no {name!r}; it has {', '.join(public[:20]) or 'no public name'}"
+    meant = _like(name, public) or f"it has {', '.join(public[:20]) or 'no public name'}"
+    return f"{module_name!r}{found} has no {name!r}; {meant}"
 
 
 def _found_below(module_name: str) -> str:
@@ -241,6 +246,10 @@ def _kind(found: Any) -> str:
     return f"the class {found.__qualname__}" if isinstance(found, type) else f"of type {type(found).__name__}"
 
 
+def _like(name: str, known: list[str]) -> str:
+    nearest = get_close_matches(name, known, n=1)
+    return f"did you mean {nearest[0]!r}?" if nearest else ""
+
+
 def _meant(key: str, known: list[str], name: str) -> str:
-    nearest = get_close_matches(key, known, n=1)
-    return f"did you mean {nearest[0]!r}?" if nearest else f"{name} takes {', '.join(known) or 'none'}"
+    return _like(key, known) or f"{name} takes {', '.join(known) or 'none'}"

@@ -89,7 +89,7 @@ def test_what_a_decorator_supplies_is_not_missing() -> None:
             r"importing 'a_rule' \(.*a_rule\.py\) loads torch, .*: import it within the function",
         ),
         ("Rule = 3", r"here: 'a_rule:Rule' is of type int, and must be a rule"),
-        ("Role = int", r"'a_rule' \(.*a_rule\.py\) has no 'Rule'; it has Role"),
+        ("Role = int", r"'a_rule' \(.*a_rule\.py\) has no 'Rule'; did you mean 'Role'"),
     ],
 )
 def test_what_does_not_open_is_refused_with_its_line(

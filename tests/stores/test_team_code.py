@@ -290,6 +290,7 @@ def test_a_folder_of_the_modules_name_is_named_with_where_to_start(folder: Path)
             "broken.py": "import not_installed",
             "empty_folder/readme.md": "",
             "a_module.py": "x = 1",
+            "team_of_two.py": "SolveAndReview = 1",
         },
     )
     expected = {
@@ -301,6 +302,8 @@ def test_a_folder_of_the_modules_name_is_named_with_where_to_start(folder: Path)
         "broken:Team": r"cannot import 'broken' \(No module named 'not_installed'\): is it on PYTHONPATH\?",
         "empty_folder:Team": r"the folder .*mine/empty_folder, which is no module and has no 'Team': name a module in it",
         "a_module:Team": r"'a_module' \(.*mine/a_module\.py\) has no 'Team'; it has x",
+        "teamoftwo:Team": r"cannot import 'teamoftwo' .*: did you mean 'team_of_two'\?",
+        "team_of_two:SolveReview": r"team_of_two\.py\) has no 'SolveReview'; did you mean 'SolveAndReview'\?",
         "no_such:Team": r"cannot import 'no_such' \(No module named 'no_such'\): is it on PYTHONPATH\?",
     }
     for path, message in expected.items():
