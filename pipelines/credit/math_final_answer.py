@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pipelines.credit.rule import Credit, turn_reward
-from serve_apps.tools.math_answer import is_correct
+from serve_apps.tools.math_answer import is_correct, is_prose
 from stores.settings import NotNegative
 from stores.types import Trace
 
@@ -26,3 +26,7 @@ class MathFinalAnswer:
             for i, turn in enumerate(trace.turns)
         ]
         return Credit(outcome=accuracy, rewards=tuple(rewards))
+
+    def reads(self, reference: str) -> bool:
+        """Says whether another text than the reference itself could be right."""
+        return not is_prose(reference)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pipelines.credit.rule import Credit, format_penalty, turn_reward
-from serve_apps.tools.math_answer import is_correct
+from serve_apps.tools.math_answer import is_correct, is_prose
 from serve_apps.tools.math_strings import is_same_string
 from serve_apps.tools.text_match import exact_match, f1
 from stores.settings import NotNegative
@@ -73,6 +73,10 @@ class OutcomeShare:
             for i, turn in enumerate(trace.turns)
         ]
         return Credit(outcome=outcome, rewards=tuple(rewards))
+
+    def reads(self, reference: str) -> bool:
+        """Says whether another text than the reference itself could be right."""
+        return self.metric is not METRICS["math"] or not is_prose(reference)
 
     def shares(self, agent: str) -> bool:
         """Says whether turns of `agent` get a share of the outcome."""

@@ -6,7 +6,8 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +15,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from pipelines.config.sections import DottedConfig
-from stores.by_name import construct
+from stores.by_name import construct, line_of
 from stores.types import SERVED, Cause, EpisodeRewards, Trace, Turn, TurnReward
 
 CreditKind = Literal["returns", "increments"]
@@ -44,6 +45,9 @@ class CreditRule(Protocol):
     A rule under which some agents do not train says so by a method `pays(agent) -> bool`, so that their turns are not paid
     in episodes either that it is not asked about. A rule under which some agents train without a share of the outcome says so by a
     method `shares(agent) -> bool`; in those episodes such an agent earns 0.
+
+    A rule that compares answers with references may say by a method `reads(reference) -> bool` which it can read: `troupe validate` counts
+    the others.
     """
 
     kind: CreditKind
@@ -144,7 +148,11 @@ def credits_of(rule: CreditRule, traces: Sequence[Trace]) -> list[Credit]:
     failed = {trace.episode_id for trace in traces if trace.cause is Cause.POLICY} - caller_scores.keys()
     own = [trace for trace in traces if trace.episode_id not in caller_scores and trace.episode_id not in failed]
     assign_all = getattr(rule, "assign_all", None)
-    judged = list(assign_all(own)) if assign_all is not None else [rule.assign_credit(trace) for trace in own]
+    if assign_all is None:
+        judged = [credit_of(rule, trace) for trace in own]
+    else:
+        with _asked(rule, f"{len(own)} episodes"):
+            judged = list(assign_all(own))
     if len(judged) != len(own):
         raise ValueError(f"{type(rule).__name__} gives credit to {len(judged)} episodes of {len(own)}")
     own_credits = iter(judged)
@@ -161,6 +169,33 @@ def credits_of(rule: CreditRule, traces: Sequence[Trace]) -> list[Credit]:
         else next(own_credits)
         for trace in traces
     ]
+
+
+def credit_of(rule: CreditRule, trace: Trace) -> Credit:
+    """Asks a rule about one episode; ValueError, with the line of the user's own code, where that raises."""
+    with _asked(rule, f"episode {trace.episode_id}"):
+        credit = rule.assign_credit(trace)
+    if not isinstance(credit, Credit):
+        raise ValueError(
+            f"credit rule {type(rule).__name__} gives episode {trace.episode_id} {credit!r:.80}: return a Credit"
+        )
+    return credit
+
+
+@contextmanager
+def _asked(rule: CreditRule, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError:  # of a judge or a file that it asks
+        raise
+    except Exception as error:
+        line = line_of(error)
+        if isinstance(error, ValueError) and not line:  # one of Troupe's rules, which says what to do
+            raise
+        raise ValueError(
+            f"credit rule {type(rule).__name__} fails on {what} ({type(error).__name__}: {error}{line}): it must give a credit whatever "
+            "a model wrote"
+        ) from error
 
 
 def worst_outcome(rule: CreditRule) -> float:
@@ -237,7 +272,8 @@ def failed_credit(rule: CreditRule, trace: Trace) -> Credit:
     """
     assign_failed = getattr(rule, "assign_failed", None)
     if assign_failed is not None:
-        credit: Credit = assign_failed(trace)
+        with _asked(rule, f"episode {trace.episode_id}"):
+            credit: Credit = assign_failed(trace)
         return credit
     outcome, weight = worst_outcome(rule), float(getattr(rule, "format_weight", 0.0))
     rewards = [

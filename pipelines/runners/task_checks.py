@@ -21,9 +21,10 @@ MAX_ROWS = 10_000
 class TaskForms:
     """Checks every task by itself, and keeps the first one of each form: of each set of names in its metadata."""
 
-    def __init__(self, workflow: Workflow) -> None:
-        """Args: workflow: it plays the tasks."""
-        self._workflow = workflow
+    def __init__(self, workflow: Workflow, credit: object = None) -> None:
+        """Args: workflow: it plays the tasks; credit: the rule that compares their answers."""
+        self._workflow, self._reads = workflow, getattr(credit, "reads", None)
+        self._unread: list[str] = []
         self.first: dict[tuple[frozenset[str], bool], tuple[str, Task]] = {}
         """Place and task."""
 
@@ -35,7 +36,19 @@ class TaskForms:
                 "that could say whether it is done: write its `answer`"
             )
         self._workflow.check_task(task, at)
+        if self._reads and task.answers and not any(map(self._reads, task.answers)):
+            self._unread.append(f"{task.answers[0]!r:.80} at {at}")
         self.first.setdefault((frozenset(task.metadata), bool(task.answers)), (at, task))
+
+    def notes(self) -> list[str]:
+        """Returns a line on references that the credit rule cannot read, with examples; none where there are no such."""
+        if not self._unread:
+            return []
+        shown = ", ".join(self._unread[:3])
+        return [
+            f"{len(self._unread)} tasks have a sentence for an answer, which only the same sentence matches, for example {shown}: "
+            "write the bare answer, 14 for 'The result is 14.'"
+        ]
 
 
 def unread_notes(config: RunConfig) -> list[str]:

@@ -6,7 +6,6 @@ the tasks and the models. Imports no torch, ray or vllm, but vllm where `serve.t
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from serve_apps.authoring.parsers import Parsers
 from serve_apps.authoring.workflow import Workflow, load_carried, load_workflow
 from serve_apps.config import CPU_HEAD_SIZES
 from serve_apps.engines.port import KINDS, engine_class
+from serve_apps.own_loop import result_of
 from serve_apps.workflows.alone import task_input
 from stores.by_name import check_extension, open_by_name
 from stores.extensions import ask
@@ -46,10 +46,16 @@ def check(config: RunConfig) -> list[str]:
         check_extension("pipelines.extensions.other_runs", place="warmstart.traces")
     if config.warmstart is not None and config.warmstart.demonstrator:
         open_by_name(config.warmstart.demonstrator, place="warmstart.demonstrator")
-    forms = TaskForms(workflow)
+    forms = TaskForms(workflow, credit)
     check_tasks(config, check=forms.check)
     _check_environments(config, workflow)
-    notes = [*unread_notes(config), *_check_models(config, workflow), *workflow.preflight(), *check_tools(workflow)]
+    notes = [
+        *forms.notes(),
+        *unread_notes(config),
+        *_check_models(config, workflow),
+        *workflow.preflight(),
+        *check_tools(workflow),
+    ]
     notes += _notes_on_code(config)
     return notes + ask("notes", config)
 
@@ -134,7 +140,7 @@ def check_tools(workflow: Workflow) -> list[str]:
     for name, tool in workflow.tools.items():
         if tool.probe is not None:
             try:
-                notes.append(f"tool {name}: {asyncio.run(tool.probe())}")
+                notes.append(f"tool {name}: {result_of(tool.probe())}")
             except ToolFault as fault:
                 raise ValueError(f"tool {name}: {fault}") from None
     return notes

@@ -10,7 +10,6 @@ beside stores/ that imports mlflow: it needs what is above stores.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 import mlflow
 import pandas as pd
 from mlflow.pyfunc import PythonModel, PythonModelContext
+
+from serve_apps.own_loop import result_of
 
 ANSWER_S = 600.0
 
@@ -43,7 +44,7 @@ class TeamModel(PythonModel):
             raise ValueError(f"a team answers the column 'prompt'; there are {', '.join(map(str, rows.columns))}")
         url = os.environ.get("TROUPE_GATEWAY_URL", "")
         tasks = [(str(row["prompt"]), int(row.get("seed", 0))) for row in rows.to_dict("records")]
-        answers = [self._ask(url, *task) for task in tasks] if url else asyncio.run(self._play(tasks))
+        answers = [self._ask(url, *task) for task in tasks] if url else result_of(self._play(tasks))
         return pd.DataFrame(answers)
 
     def _ask(self, url: str, prompt: str, seed: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ For tests of workflows and credit rules: the real runner and the real output con
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from serve_apps.config import EpisodeConfig
 from serve_apps.episode.runner import run_episode
 from serve_apps.episode.team import ActingTeam, AgentCall
 from serve_apps.episode_spec import EpisodeSpec, Script
+from serve_apps.own_loop import result_of
 from stores.types import Completion, FinishReason, Purpose, Task, Trace
 
 GROUP = "scripted"
@@ -100,7 +100,7 @@ def play_saying(
         run_seed=0,
         script=script,
     )
-    return asyncio.run(run_episode(spec, team=team, complete=complete, limits=limits))
+    return result_of(run_episode(spec, team=team, complete=complete, limits=limits))
 
 
 class ByteTokenizer(ChatTokenizer):

@@ -77,6 +77,7 @@ _DIGITS = re.compile(r"\d[\d.,]*(?:\\(?:overline|bar|dot)\s*\{?\d+\}?)?")
 _EXPONENT = re.compile(r"\^\s*(?:\{\s*[+-]?\d+\s*\}|[+-]?\d+)|(?<=[a-zA-Z])[23]\b")
 _BASE = re.compile(r"\d_\{?(\d+)\}?$")
 _WORDS = re.compile(r"[^\W\d_]+(?: [^\W\d_]+)*")
+_PROSE_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")
 _SEPARATOR = re.compile(r"[,;]|\bor\b|\band\b")
 _RELATIONS = ("<", ">", "!", "~", "/", "\\not")
 """These make another relation of the `=` behind them."""
@@ -124,6 +125,13 @@ def extract_answer(text: str) -> str:
         return boxed.strip()
     text = _UNDERLINED.sub(r"\2", _EMPHASIS.sub(r"\2", text))
     return _bare(_announced(text)) or _bare(text)
+
+
+def is_prose(reference: str) -> bool:
+    """Returns whether a reference is a sentence around a number ("The result is 14."), which only the same sentence matches."""
+    text = one_line(extract_answer(_typed(reference)))
+    words = _PROSE_WORD.findall(_TEXT.sub("", text))
+    return len(words) > 2 and bool(_DIGITS.search(text)) and _value(text) is None
 
 
 def is_correct(answer: str, references: Sequence[str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
@@ -14,6 +13,7 @@ from typing import Any, Protocol, Self
 from serve_apps.authoring.agent import AuthorError, ToolFault, ToolRaised, TracedText
 from serve_apps.authoring.environment import Environment
 from serve_apps.episode_clock import EpisodeClock
+from serve_apps.own_loop import result_of
 from serve_apps.worlds.seen import Seen, checked
 from stores.extensions import extensions
 from stores.types import FAMILY
@@ -136,14 +136,14 @@ def try_servers(environments: Mapping[str, Environment]) -> None:
     """Raises ValueError at once where nothing answers at an address, for which an episode would wait as long as a world may take to begin."""
     for name, environment in environments.items():
         try:
-            asyncio.run(homes().reach(environment))
+            result_of(homes().reach(environment))
         except ToolFault as fault:
             raise ValueError(f"environment {name}: {fault}") from None
 
 
 def try_environments(environments: Mapping[str, Environment]) -> list[str]:
     """Returns a line per environment. Raises ValueError with the name of the first whose world does not begin."""
-    return [asyncio.run(_tried(name, environment)) for name, environment in environments.items()]
+    return [result_of(_tried(name, environment)) for name, environment in environments.items()]
 
 
 async def _tried(name: str, environment: Environment) -> str:

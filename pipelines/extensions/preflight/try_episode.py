@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipelines.config.run_config import RunConfig
-from pipelines.credit.rule import load_credit
+from pipelines.credit.rule import load_credit, score_trace
 from pipelines.tasks.sources import iter_tasks
 from serve_apps.authoring.contracts import Boxed, Contract, JsonKeys, OneOf, Tags, Thinking
 from serve_apps.authoring.workflow import Workflow, load_workflow
@@ -39,9 +39,10 @@ def try_episode(config: RunConfig) -> Iterator[str]:
     yield from _shown(trace)
     if trace.status not in SOUND:
         raise TriedEpisodeFailed(f"the episode ended with {trace.status.value}: {trace.error}")
-    credit = load_credit(config.credit).assign_credit(trace)
+    credit = score_trace(load_credit(config.credit), trace, version="tried")
     rewards = ", ".join(f"turn {reward.turn_index} {reward.reward:.3g}" for reward in credit.rewards)
-    yield f"credit: outcome {credit.outcome:.3g}; rewards: {rewards or 'none'}"
+    beyond = "" if 0 <= credit.outcome <= 1 else ", which is beyond [0, 1]: accuracy and floors expect a share"
+    yield f"credit: outcome {credit.outcome:.3g}{beyond}; rewards: {rewards or 'none'}"
 
 
 def play(config: RunConfig, workflow: Workflow, task: Task, limits: EpisodeConfig) -> Trace:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from pipelines.config.run_config import RunConfig
-from pipelines.credit.rule import load_credit
+from pipelines.credit.rule import credit_of, load_credit
 from pipelines.runners.task_checks import TaskForms
 from pipelines.runners.validate import check_tasks
 from pipelines.tasks.task_fields import METADATA
@@ -78,7 +78,7 @@ def _check_judged(config: RunConfig, trace: Trace, at: str) -> None:
     rule = load_credit(config.credit)
     answered = replace(trace, answer="done")
     known = replace(answered, task=replace(trace.task, answers=(answered.answer,)))
-    if rule.assign_credit(answered).outcome != rule.assign_credit(known).outcome:
+    if credit_of(rule, answered).outcome != credit_of(rule, known).outcome:
         raise ValueError(
             f"{at}: task {trace.task.task_id} has no answer, and credit rule {config.credit.path!r} compares with it, so that nothing "
             "would ever be right: write its `answer`, or take a rule that reads what the world says, "

@@ -8,7 +8,6 @@ What the orchestrator is asked, and what it may choose then, is what it will be 
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
@@ -22,6 +21,7 @@ from serve_apps.episode.runner import run_episode
 from serve_apps.episode.team import ActingTeam, AgentCall
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.extensions.orchestration.steps import ORCHESTRATOR, STOP, Steps, StepSpec
+from serve_apps.own_loop import result_of
 from stores.types import Completion, FinishReason, Purpose, ToolCall, Trace, Turn
 
 _Callee = tuple[type[Turn] | type[ToolCall], str]
@@ -54,7 +54,7 @@ def retrace(trace: Trace, *, team: ActingTeam, steps: Steps, run_id: str, seed: 
         run_seed=seed,
     )
     acting = replace(team, workflow=_answered(team.workflow, calls))
-    played = asyncio.run(run_episode(spec, team=acting, complete=calls.complete, limits=EpisodeConfig(max_attempts=1)))
+    played = result_of(run_episode(spec, team=acting, complete=calls.complete, limits=EpisodeConfig(max_attempts=1)))
     if played.error:
         raise NotRetraced(f"episode {trace.episode_id}: {played.error}")
     if calls.left:

@@ -143,6 +143,52 @@ def test_rules_that_pay_what_cannot_be_are_caught() -> None:
         score_trace(_Pays([0], float("nan")), cut, version="v")
 
 
+class Slips:
+    """Looks for a second turn, whatever the model wrote."""
+
+    kind = "returns"
+
+    def assign_credit(self, trace: Trace) -> Credit:
+        return Credit(outcome=float(len(trace.turns[99].completion_text)), rewards=())
+
+
+class Forgets(Slips):
+    """Returns nothing."""
+
+    def assign_credit(self, trace: Trace) -> Credit:
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (
+            Slips(),
+            r"rule Slips fails on episode .* \(IndexError: tuple index out of range, test_credit\.py line \d+\): it must",
+        ),
+        (Forgets(), r"rule Forgets gives episode .* None: return a Credit"),
+    ],
+)
+def test_a_bug_of_a_rule_is_named_with_rule_episode_and_line(rule: CreditRule, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        score_trace(rule, trace(chain("55", "55", "55"), answer="55"), version="v")
+
+
+@pytest.mark.parametrize(
+    ("reference", "is_read"),
+    [
+        ("The result is 14.", False),
+        ("14", True),
+        ("14 apples", True),
+        (r"x \text{ is greater than all of } 5", True),
+        ("north of Rome", True),
+    ],
+)
+def test_a_sentence_around_a_number_is_a_reference_that_mathematics_cannot_read(reference: str, is_read: bool) -> None:
+    assert (OutcomeShare(metric="math").reads(reference), MathFinalAnswer().reads(reference)) == (is_read, is_read)
+    assert OutcomeShare(metric="f1").reads(reference)
+
+
 def test_a_rule_is_loaded_by_path_and_settings() -> None:
     rule = load_credit(FINAL.model_copy(update={"settings": {"format_weight": 0.2}}))
     assert isinstance(rule, MathFinalAnswer)

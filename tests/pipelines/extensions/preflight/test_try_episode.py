@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from pipelines.config.run_config import RunConfig, load_config
+from pipelines.credit.rule import Credit
 from pipelines.extensions.preflight.try_episode import TriedEpisodeFailed, example_of, try_episode
 from serve_apps.authoring.contracts import Boxed, Contract, JsonKeys, OneOf, Raw, Tags, Thinking
+from stores.types import Trace
 
 pytestmark = pytest.mark.test
 
@@ -66,6 +68,22 @@ def test_a_command_that_can_never_work_says_why(command: list[str], said: str) -
         for line in try_episode(config("infra/workflows/calculator_program.yaml", **changes)):
             shown.append(line)
     assert shown[-1].startswith("agent_error, ")
+
+
+def test_an_outcome_beyond_a_share_is_told() -> None:
+    lines = list(
+        try_episode(config("infra/runs/demo.yaml", **{"credit.path": f"{__name__}:Threefold", "credit.settings": {}}))
+    )
+    assert lines[-1].startswith("credit: outcome 3, which is beyond [0, 1]: ")
+
+
+class Threefold:
+    """Gives every episode three."""
+
+    kind = "returns"
+
+    def assign_credit(self, trace: Trace) -> Credit:
+        return Credit(outcome=3.0, rewards=())
 
 
 def test_without_a_demonstrator_agents_say_what_fits() -> None:

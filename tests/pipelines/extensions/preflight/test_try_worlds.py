@@ -101,11 +101,20 @@ def test_fields_that_nobody_reads_are_named_with_their_rows(tmp_path: Path) -> N
     assert "known are question, problem, " in note
 
 
-def questions(folder: Path, rows: list[dict[str, Any]]) -> RunConfig:
+def test_answers_that_the_metric_cannot_read_are_counted_with_examples(tmp_path: Path) -> None:
+    rows = [{"question": f"{n}+1", "answer": f"The result is {n + 1}." if n > 197 else str(n + 1)} for n in range(200)]
+    config = questions(tmp_path, rows, **{"credit.settings.metric": "math"})
+    (note,) = [line for line in check(config) if "sentence" in line]
+    assert (
+        note.startswith("2 tasks have a sentence for an answer")
+        and f"'The result is 199.' at {tmp_path}/train.jsonl:199" in note
+    )
+
+
+def questions(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> RunConfig:
     (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     other = [{"question": f"{n}-1", "answer": str(n - 1)} for n in range(200)]
     for part, own in {"gate": other[:100], "test": other[100:]}.items():
         (folder / f"{part}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in own))
-    return load_config(
-        SHIPPED, {"tasks": {part: {"path": str(folder / f"{part}.jsonl")} for part in ("train", "gate", "test")}}
-    )
+    tasks = {part: {"path": str(folder / f"{part}.jsonl")} for part in ("train", "gate", "test")}
+    return load_config(SHIPPED, {"tasks": tasks, **changes})
