@@ -116,7 +116,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     Raises ValueError with value, place and fix for anything that is wrong with the file or its content.
     """
     data = with_keys(_read_config(Path(path), ()), overrides or {})
-    for key, _ in _leaves(data):
+    for key, _ in leaves(data):
         name = re.sub(r"^model_groups\.[^.]+\.", "", key)
         if name in GONE:
             raise ValueError(f"{path}: {key!r} is no setting any more, {GONE[name]}: drop it")
@@ -157,7 +157,7 @@ def _read_config(file: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
 
 def parse_config(data: Mapping[str, Any], place: str) -> RunConfig:
     """Returns a run config from plain data; raises ValueError naming `place`, key and fix."""
-    for key, value in _leaves(data):
+    for key, value in leaves(data):
         try:
             # Also where a section takes any value, as `settings` do.
             if isinstance(value, str):
@@ -176,14 +176,14 @@ def parse_config(data: Mapping[str, Any], place: str) -> RunConfig:
         raise ValueError(explain(error, RunConfig, place)) from None
 
 
-def _leaves(data: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(data: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yields every value in plain data that holds no others, with its dotted key."""
     if isinstance(data, Mapping):
         for name, value in data.items():
-            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+            yield from leaves(value, f"{key}.{name}" if key else str(name))
     elif isinstance(data, (list, tuple)):
         for number, value in enumerate(data):
-            yield from _leaves(value, f"{key}.{number}")
+            yield from leaves(value, f"{key}.{number}")
     else:
         yield key, data
 

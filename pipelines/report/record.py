@@ -20,6 +20,7 @@ from typing import Any
 
 from pipelines.cluster.observe import Observer, tell
 from pipelines.cluster.owner_links import as_markdown, owner_links, stage_owner
+from pipelines.config.run_config import leaves
 from pipelines.report.parts import found_of, parts_of
 from pipelines.report.result import run_report
 from pipelines.report.summaries import RECORD, SoFar, Summaries, iteration_summary
@@ -31,6 +32,7 @@ from stores.extensions import hooks
 from stores.files import write_file
 from stores.journal.journal import DONE
 from stores.logs import bound
+from stores.settings import identity
 
 STAGE = RECORD
 REPORT, PAGE = "report.json", "report.html"
@@ -62,21 +64,13 @@ def _record_once(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def open_parent(run: Run) -> None:
-    """Makes the MLflow run of the whole run, or opens it again, with the main settings of the run config."""
+    """Makes the MLflow run of the whole run, or opens it again: its params are all that identifies the run, and run.yaml the whole config."""
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    config = run.config
-    run.tracker.start(
-        params={
-            "workflow": config.workflow.path,
-            "credit": config.credit.path,
-            "seed": config.seed,
-            "config_sha256": config.sha256,
-            **{f"algorithm/{g}": config.train_config(g).algorithm for g in config.model_groups},
-        },
-        tags={"troupe.run": run.run_id},
-    )
+    params = dict(leaves(identity(run.config))) | {"config_sha256": run.config.sha256}
+    run.tracker.start(params=params, tags={"troupe.run": run.run_id})
+    run.tracker.log_dict("run.yaml", run.config.model_dump(mode="json"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

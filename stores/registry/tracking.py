@@ -6,7 +6,7 @@ found by their tags after a restart. Nothing is read back: the journal and the t
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 MAX_PARAM_LENGTH = 6000
+NOT_IN_NAMES = re.compile(r"[^\w .:-]")
+"""What MLflow refuses in the names of params, and slashes, which it takes for paths."""
 BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 """MLflow accepts so many entries in one call."""
 
@@ -66,7 +68,8 @@ class RunTracker:
         if run.info.status != "RUNNING":
             self._client.update_run(self.mlflow_run_id, status="RUNNING")
         old = run.data.params
-        new = {name: str(value)[:MAX_PARAM_LENGTH] for name, value in (params or {}).items() if name not in old}
+        named = {NOT_IN_NAMES.sub("_", name): str(value)[:MAX_PARAM_LENGTH] for name, value in (params or {}).items()}
+        new = {name: value for name, value in named.items() if name not in old}
         from mlflow.entities import Param, RunTag
 
         self._log(
@@ -122,9 +125,9 @@ class RunTracker:
             raise ValueError(f"{location} does not exist: write it before it is shown")
         self._client.log_text(self.mlflow_run_id, data.decode(), location.rpartition("/")[2])
 
-    def log_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Logs a small JSON file, which replaces the one of this name."""
-        self._client.log_text(self.mlflow_run_id, json.dumps(content, indent=2), name)
+    def log_dict(self, name: str, content: Mapping[str, Any]) -> None:
+        """Logs a small file of JSON or, where the name ends so, YAML; it replaces the one of this name."""
+        self._client.log_dict(self.mlflow_run_id, dict(content), name)
 
     def finish(self, status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED") -> None:
         """Ends the MLflow run; `start` opens it again."""

@@ -121,7 +121,7 @@ def _show(run: Run, version: int, result: dict[str, Any]) -> None:
     send_check(run, result)
     run.registry.show_watch(run.team_name, version, check_tags(result))
     run.tracker.log_metrics(check_metrics(result, prefix="watch/"), int(result["at"]), at=result["at"])
-    run.tracker.log_json("watch.json", result)
+    run.tracker.log_dict("watch.json", result)
     write_reports(run)
 
 

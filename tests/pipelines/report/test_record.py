@@ -35,9 +35,13 @@ class FakeTracker:
 
     files: list[str] = field(default_factory=list)
     episodes: list[tuple[str, int, float]] = field(default_factory=list)
+    params: dict[str, Any] = field(default_factory=dict)
 
-    def start(self, **about: Any) -> None:
-        pass
+    def start(self, *, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        self.params |= params
+
+    def log_dict(self, name: str, content: Mapping[str, Any]) -> None:
+        self.files.append(name)
 
     def log_iteration(self, iteration: int, **about: Any) -> Logged:
         return Logged()
@@ -89,6 +93,14 @@ def test_the_page_goes_into_mlflow_with_the_first_iterations_then_every_so_often
         with_page += [iteration] if "report.html" in tracker.files else []
     assert with_page == [1, 2, 4]
     assert tracker.episodes == [("m", iteration, 1.0) for iteration in range(1, 6) for _ in range(2)]
+    assert {"run.yaml"} <= set(tracker.files)
+    assert (
+        tracker.params["train.optimizer.lr"] == run.config.train.optimizer.lr
+        and tracker.params["seed"] == run.config.seed
+    )
+    assert not any(name.startswith("storage") for name in tracker.params), (
+        "where a run is stored tells no two runs apart"
+    )
     tracker.files.clear()
     record_module.finish_parent(run)
     assert {"report.html", "report.json"} <= set(tracker.files)

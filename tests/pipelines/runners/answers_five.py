@@ -38,7 +38,7 @@ def by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trace: MakeTra
     run.__dict__["registry"] = SimpleNamespace(
         load=lambda name, alias: (7, SimpleNamespace(models={"team": model})), show_watch=lambda *shown: None
     )
-    run.__dict__["tracker"] = SimpleNamespace(log_metrics=lambda *shown, at: None, log_json=lambda *shown: None)
+    run.__dict__["tracker"] = SimpleNamespace(log_metrics=lambda *shown, at: None, log_dict=lambda *shown: None)
     monkeypatch.setattr(connect, "connect", lambda address: None)
     monkeypatch.setattr(played_module, "serve", lambda run, models: None)
     played: Played = {}

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.test
 
 def test_a_restarted_run_goes_on_in_the_same_mlflow_run(mlflow_place: tuple[str, str]) -> None:
     first = RunTracker(*mlflow_place, "restarted")
-    first.start({"seed": 1, "note": "x" * 9000}, {"commit": "abc"})
+    first.start({"seed": 1, "note": "x" * 9000, "settings.http://[a]": 2}, {"commit": "abc"})
+    first.log_dict("run.yaml", {"seed": 1})
     first.log_metrics({f"train/m{i}": i / 2 for i in range(1500)}, 0)
     first.finish("FAILED")
     second = RunTracker(*mlflow_place, "restarted")
@@ -23,6 +24,8 @@ def test_a_restarted_run_goes_on_in_the_same_mlflow_run(mlflow_place: tuple[str,
     run = second._client.get_run(second.mlflow_run_id)
     assert run.info.status == "RUNNING" and run.info.run_name == "restarted"
     assert (run.data.params["seed"], run.data.params["iterations"], run.data.tags["commit"]) == ("1", "5", "abc")
+    assert run.data.params["settings.http:___a_"] == "2"
+    assert Path(second._client.download_artifacts(second.mlflow_run_id, "run.yaml")).read_text() == "seed: 1\n"
     history = second._client.get_metric_history(second.mlflow_run_id, "train/m3")
     assert [(m.step, m.value) for m in history] == [(0, 1.5), (1, 7.0)]
     assert run.data.metrics["train/m1499"] == 749.5

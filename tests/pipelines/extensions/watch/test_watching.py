@@ -171,7 +171,7 @@ def test_alarms_are_shown_on_the_version_in_mlflow_until_they_are_over(
     tags = registry._client.get_model_version("watched", str(version)).tags
     assert "troupe.alarm.iteration.outcome" not in tags and tags["troupe.watch"] == "sound: fine"
     tracker.log_metrics(check_metrics(told), 7)
-    tracker.log_json("watch.json", told)
+    tracker.log_dict("watch.json", told)
     shown = tracker._client.get_run(tracker.mlflow_run_id).data.metrics
     assert (shown["alarm/outcome"], shown["alarm/turns"], shown["episode_metrics/outcome"], shown["alarm/count"]) == (
         1,
