@@ -2,7 +2,7 @@
 
     TROUPE_LOG=json   one JSON object per line, INFO and above
     TROUPE_LOG=text   the same as text
-    unset             text, warnings only: `troupe train` itself prints enough on a terminal
+    unset             warnings as text, and what a long stage is at as a bare line: `troupe train` itself prints enough
 
 `bound(run=..., stage=...)` adds fields to every line that is logged inside it, also by threads and tasks that copy the
 context. `carry` and `carried` bring fields and format to an actor on another machine. No line holds the text of a prompt or
@@ -24,6 +24,8 @@ from typing import Any
 VARIABLE = "TROUPE_LOG"
 FORMATS = ("json", "text")
 PACKAGES = ("pipelines", "serve_apps", "train_loops", "stores")
+PROGRESS = "pipelines.run.watchdog"
+"""The module whose INFO lines are shown without a format, too."""
 
 _fields: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default={})  # noqa: B039 - never changed in place
 
@@ -54,6 +56,7 @@ def configure() -> None:
     ours.setFormatter(_Json() if format_name == "json" else _Text())
     for package in PACKAGES:
         logging.getLogger(package).setLevel(logging.INFO if format_name else logging.WARNING)
+    logging.getLogger(PROGRESS).setLevel(logging.INFO)
 
 
 def carry() -> dict[str, Any]:
@@ -127,6 +130,8 @@ class _Json(logging.Formatter):
 
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        if record.levelno < logging.WARNING and not os.environ.get(VARIABLE):
+            return record.getMessage()
         fields = " ".join(f"{name}={value}" for name, value in _fields.get().items())
         line = f"{_clock(record.created)} {record.levelname} {record.name}{f' [{fields}]' if fields else ''} {record.getMessage()}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

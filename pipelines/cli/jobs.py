@@ -11,13 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import JOBS, Address, Changes, ConfigPath, Root, RunName, find_run, load, reports_errors
+from pipelines.cli.options import (
+    JOBS,
+    Address,
+    Changes,
+    ConfigPath,
+    NotStarted,
+    Root,
+    RunName,
+    config_of_job,
+    existing_run,
+    find_run,
+    load,
+    reports_errors,
+)
 from pipelines.cluster.faults import EXIT_CODES, FaultKind
 
 if TYPE_CHECKING:
     from pipelines.cluster.job_api import JobApi
     from pipelines.cluster.jobs import Outcome, Work
     from pipelines.config.run_config import RunConfig
+    from pipelines.run.run import Run
 
 Cluster = Annotated[
     str,
@@ -42,6 +56,17 @@ def hand_back(ref: dict[str, Any], part: str = "") -> None:
 
     mark = ref_prefix(part) if os.environ.get(RUN_CONFIG_VARIABLE) else ""
     print(f"{mark}{json.dumps(ref)}", flush=True)
+
+
+def scheduled_run(config: str, root: str, *, is_read_only: bool = False) -> Run | None:
+    """A run that has been started; None, and the reason is handed back, where a schedule asks before its first iteration."""
+    try:
+        return existing_run(config, root, is_read_only=is_read_only)
+    except NotStarted as reason:
+        if config_of_job(config) is None:
+            raise
+        hand_back({"skip": str(reason)})
+        return None
 
 
 @reports_errors

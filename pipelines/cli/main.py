@@ -37,6 +37,7 @@ from pipelines.cli.options import (
     open_run,
     reports_errors,
     split_team,
+    telling,
 )
 from pipelines.stages.table import STAGES, Step, stage_named
 from stores.by_name import open_by_name
@@ -55,6 +56,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+new_team.add_to(app)  # first of the list
 
 
 def _show_version(is_asked: bool) -> None:
@@ -235,7 +237,9 @@ def evaluate(
     from pipelines.runners.by_request import evaluate_team
 
     name, alias = split_team(team)
-    print(json.dumps(evaluate_team(existing_run(name, root), alias, tasks, address=address), indent=2))
+    with telling(f"{team} plays the tasks of {tasks}"):
+        result = evaluate_team(existing_run(name, root), alias, tasks, address=address)
+    print(json.dumps(result, indent=2))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -353,7 +357,6 @@ def report(
 service.add_to(app)
 jobs.add_to(app)
 tools.add_to(app)
-new_team.add_to(app)
 for _extension in extensions():
     if _extension.commands:
         with left_out_if_broken(f"extension {_extension.name}"):

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import TOOLS, Debug, errors
+from pipelines.cli.options import TRAIN, Debug, errors
 
 FILES = {
     "$name.py": "workflow.py.tmpl",
@@ -32,7 +32,7 @@ NUM_TASKS = {"train": 376, "gate": 100, "test": 100}
 
 def add_to(app: typer.Typer) -> None:
     """Makes the command of this file a command of `app`."""
-    app.command(rich_help_panel=TOOLS)(new)
+    app.command(rich_help_panel=TRAIN)(new)
 
 
 def new(

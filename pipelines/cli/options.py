@@ -104,21 +104,25 @@ def find_run(name: str, root: str, changes: list[str] | None = None, *, is_read_
     return run
 
 
+class NotStarted(ValueError):
+    """Nobody has started the run yet."""
+
+
 def existing_run(name: str, root: str, *, is_read_only: bool = False) -> Run:
-    """A run that has been started; ValueError where it has not, rather than making one. Args: is_read_only: see `find_run`."""
+    """A run that has been started; NotStarted where it has not, rather than making one. Args: is_read_only: see `find_run`."""
     from stores.journal.journal import Journal
     from stores.store_faults import UnreadableStore
 
     run = find_run(name, root, is_read_only=is_read_only)
     is_file = not run.config.storage.journal
     if is_file and not Path(run.folder, "journal.db").is_file():
-        raise ValueError(f"run {run.run_id!r} has not been started: there is no {run.folder}/journal.db")
+        raise NotStarted(f"run {run.run_id!r} has not been started: there is no {run.folder}/journal.db")
     try:
         known = {row.run_id for row in Journal(run.journal.url, is_read_only=True).runs()}
     except UnreadableStore as error:
         raise UnreadableStore(f"run {run.run_id!r}: {error}") from None
     if run.run_id not in known:
-        raise ValueError(f"run {run.run_id!r} has not been started: it is not in {run.journal.shown_url}")
+        raise NotStarted(f"run {run.run_id!r} has not been started: it is not in {run.journal.shown_url}")
     return run
 
 
@@ -145,6 +149,20 @@ def load(config: Path, changes: list[str] | None) -> RunConfig:
         return carried
     add_user_code()
     return load_config(config, overrides(changes or []))
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Says on standard error what a command is at that takes seconds; its result alone goes to standard output."""
+    from rich.console import Console
+
+    from pipelines.report.progress import Screen
+
+    screen = Screen(Console(stderr=True))
+    if not screen.console.is_terminal:  # where a line shows when it is done only
+        screen.say(f"… {what}")
+    with screen.stage(what):
+        yield
 
 
 def refuse(options: Mapping[str, object], reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from pipelines.cli.options import (
     refuse,
     reports_errors,
     split_team,
+    telling,
 )
 
 if TYPE_CHECKING:
@@ -92,11 +94,15 @@ def serve(
         _connect(address)
     from pipelines.release import traffic
 
-    deployed = _deploy(run, team, version, manifest, change="any" if replace_gateway else "compatible")
+    with telling(f"load {team}, prove its weights, start the gateway"):
+        deployed = _deploy(run, team, version, manifest, change="any" if replace_gateway else "compatible")
+    print(f"{team} answers at {deployed['url']}", file=sys.stderr)
     if guard is None:
         hand_back(deployed)
         return
-    _finish(traffic.guard_deployed(run, seconds=guard), exit_code=exit_code)
+    with telling(f"watch its answers for {guard:g} s"):
+        decision = traffic.guard_deployed(run, seconds=guard)
+    _finish(decision, exit_code=exit_code)
 
 
 @reports_errors
@@ -140,11 +146,14 @@ def canary(
     if auto:
         from pipelines.release import traffic
 
-        _finish(traffic.roll_out(run, version, manifest), exit_code=exit_code)
+        with telling(f"raise the share of {team} step by step"):
+            decision = traffic.roll_out(run, version, manifest)
+        _finish(decision, exit_code=exit_code)
         return
-    hand_back(
-        production.canary(run, version, manifest, share=CANARY_SHARE if share is None else share, salt=salt or "")
-    )
+    with telling(f"load {team} and prove its weights"):
+        share = CANARY_SHARE if share is None else share
+        begun = production.canary(run, version, manifest, share=share, salt=salt or "")
+    hand_back(begun)
 
 
 @reports_errors
@@ -166,7 +175,9 @@ def shadow(
     _connect(address)
     from pipelines.release import production
 
-    hand_back(production.canary(run, version, manifest, share=0.0, shadow=1.0 if share is None else share))
+    with telling(f"load {team} and prove its weights"):
+        begun = production.canary(run, version, manifest, share=0.0, shadow=1.0 if share is None else share)
+    hand_back(begun)
 
 
 def _end_beside(team: str, root: str, address: str, *, is_shadow: bool) -> None:
@@ -282,7 +293,9 @@ def promote(
     connect(address)
     from pipelines.release.by_hand import promote_version
 
-    hand_back(promote_version(run, team_version, reason=reason))
+    with telling(f"load team version {team_version} and prove its weights"):
+        promoted = promote_version(run, team_version, reason=reason)
+    hand_back(promoted)
 
 
 @reports_errors
@@ -302,4 +315,6 @@ def rollback(
     connect(address)
     from pipelines.release.by_hand import rollback as roll_back
 
-    hand_back(roll_back(run, to=to, reason=reason))
+    with telling("load the champion of before and prove its weights"):
+        champion = roll_back(run, to=to, reason=reason)
+    hand_back(champion)

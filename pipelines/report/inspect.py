@@ -246,10 +246,10 @@ def _episode(trace: Trace, credit: EpisodeRewards | None) -> RenderableType:
         title = f"{turn.turn_index} {turn.agent} v{turn.policy_version}"
         verdict = "format ok" if turn.is_format_ok else f"format: {turn.format_fault}"
         earned = f"reward {reward.reward:+.3f} ({parts})" if reward else "no reward"
-        body = ForeignText.assemble((turn.prompt_text, "dim"), "\n", (turn.completion_text, "bold"), _options(turn))
-        panels.append(
-            Panel(body, title=ForeignText(title), subtitle=ForeignText(f"{verdict}, {earned}"), title_align="left")
+        body = ForeignText.assemble(
+            (turn.prompt_text, "dim"), "\n", (turn.completion_text, "bold"), _options(turn), f"\n{verdict}, {earned}"
         )
+        panels.append(Panel(body, title=ForeignText(title), title_align="left"))
     for call in trace.tool_calls:
         panels.append(
             Panel(

@@ -33,7 +33,7 @@ class Screen:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         if not self.console.is_terminal:
-            self.console = Console(width=LOG_WIDTH)
+            self.console = Console(width=LOG_WIDTH, stderr=self.console.stderr)
         self._lock = threading.Lock()
         self._lines: list[_Line] = []
         self._live: Live | None = None
@@ -135,6 +135,8 @@ class _Line:
     def render(self, *, is_done: bool = False) -> Text:
         head = f"iteration {self.iteration} " if self.iteration is not None else ""
         amount = f"  {self.done}/{self.total}" if self.total else ""
+        if self.word.startswith("skipped"):
+            return Text(f"– {head}{self.name}  {self.word}", style="dim")
         text = Text("✓ " if is_done else "… ", style="green" if is_done else "cyan")
         text.append(f"{head}{self.name}", style="default")
         text.append(f"{amount}  {time.monotonic() - self.began:.1f} s  {self.word}".rstrip(), style="dim")

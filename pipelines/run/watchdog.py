@@ -209,7 +209,7 @@ class Watchdog:
             if time.monotonic() - logged_at < self._config.log_interval_s:
                 continue
             logged_at = time.monotonic()
-            logger.warning("%s: %.0f s, %s", self._key, self._elapsed(), self.describe())
+            logger.info("%s: %.0f s, %s", self._key, self._elapsed(), self.describe())
             deaths = self._memory_deaths()
             if len(deaths) > self._num_memory_deaths:
                 self._num_memory_deaths = len(deaths)

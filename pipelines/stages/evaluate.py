@@ -77,6 +77,7 @@ def _compare(call: StageCall) -> Evaluated:
     run, iteration, settings = call.run, call.iteration.number, call.run.config.evaluate
     if iteration % settings.every and iteration != run.config.iterations:
         reason = f"evaluate.every = {settings.every}"
+        call.skip(reason)
         return Evaluated(verdict="skipped", condition=reason, skipped=reason)
     candidate, champion = call.iteration.models, run.champion()
     tasks = decision_tasks(run, iteration)

@@ -33,6 +33,8 @@ VERDICTS = {"promoted": "promote", "sent_back": "reject", "undecided": "inconclu
 def promote(call: StageCall) -> Decided:
     """Registers the iteration's team, acts on the gate's verdict, and removes weights that nothing needs from then on."""
     decided = _decide(call.run, call.iteration, call.lease)
+    if decided.verdict == "skipped":
+        call.skip(decided.condition)
     call.lease.check()  # another process that took this stage over may need other versions
     drop_unneeded(call.run)
     return decided

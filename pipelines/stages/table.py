@@ -65,6 +65,11 @@ class StageCall:
     lease: Lease
     progress: Progress | None = None
 
+    def skip(self, reason: str) -> None:
+        """Says to who watches that there is nothing to do, and why."""
+        if self.progress is not None:
+            self.progress(0, 0, f"skipped: {reason}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:

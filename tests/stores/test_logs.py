@@ -24,6 +24,7 @@ with logs.bound(run="r", iteration=3, stage="train", model_group=""):
     logger.info("begins, attempt %d", 1)
     sent = logs.carry()
 logger.info("outside")
+logging.getLogger("pipelines.run.watchdog").info("collect: 30 s, 3/8 done")
 logging.getLogger("someone.else").info("not ours")
 with logs.carried(sent), logs.bound(episode="e1"):
     try:
@@ -47,9 +48,10 @@ def test_json_lines_carry_their_fields_into_other_processes() -> None:
     assert shown == [
         {**ours, **stage, "message": "begins, attempt 1"},
         {**ours, "message": "outside"},
+        {"level": "INFO", "logger": "pipelines.run.watchdog", "message": "collect: 30 s, 3/8 done"},
         {**ours, "level": "WARNING", **stage, "episode": "e1", "message": "ended"},
     ]
-    assert "RuntimeError: no" in lines[2]["error"]
+    assert "RuntimeError: no" in lines[3]["error"]
 
 
 def test_text_is_for_people_and_silence_for_terminals() -> None:
@@ -57,6 +59,9 @@ def test_text_is_for_people_and_silence_for_terminals() -> None:
     assert first.endswith("INFO pipelines.stages.steps [run=r iteration=3 stage=train] begins, attempt 1")
     quiet = run("").stderr
     assert "begins" not in quiet
+    assert "collect: 30 s, 3/8 done" in quiet.splitlines(), (
+        "what a long stage is at, without WARNING and without names of modules"
+    )
     assert "[run=r iteration=3 stage=train episode=e1] ended" in quiet
 
 

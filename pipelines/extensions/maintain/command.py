@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli import jobs
-from pipelines.cli.options import TOOLS, Root, RunName, existing_run, reports_errors
+from pipelines.cli.options import TOOLS, Root, RunName, reports_errors
 
 
 def add_to(app: typer.Typer) -> None:
@@ -27,6 +27,9 @@ def maintain(
     from pipelines.extensions.maintain.maintain import described
     from pipelines.extensions.maintain.maintain import maintain as maintain_run
 
-    ref = maintain_run(existing_run(config, root, is_read_only=dry_run), is_dry_run=dry_run)
+    run = jobs.scheduled_run(config, root, is_read_only=dry_run)
+    if run is None:
+        return
+    ref = maintain_run(run, is_dry_run=dry_run)
     print("\n".join(described(ref)))
     jobs.hand_back(ref)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.jobs import hand_back
-from pipelines.cli.options import SERVE, Address, Root, RunName, existing_run, refuse, reports_errors
+from pipelines.cli.jobs import hand_back, scheduled_run
+from pipelines.cli.options import SERVE, Address, Root, RunName, refuse, reports_errors, telling
 
 EXIT_CODES = {"alarm": 12, "learning": 13}
 
@@ -52,7 +52,9 @@ def watch(
     if accept:
         useless = {"--team": team, "--section": section, "--exit-code": exit_code}
         refuse(useless, "has no effect with --accept, which plays nothing")
-    run = existing_run(config, root)
+    run = scheduled_run(config, root)
+    if run is None:
+        return
     if accept:
         from pipelines.extensions.watch.watching import accept as accept_alarms
 
@@ -61,7 +63,8 @@ def watch(
     connect(address)
     from pipelines.extensions.watch.champion import watch as watch_team
 
-    checked = watch_team(run, team or "champion", section or ())
+    with telling(f"{team or 'champion'} plays the tasks that it is watched on"):
+        checked = watch_team(run, team or "champion", section or ())
     hand_back(checked)
     if exit_code and (code := EXIT_CODES.get(checked["state"], 0)):
         raise SystemExit(code)

@@ -179,3 +179,16 @@ def test_a_character_that_a_terminal_lacks_is_shown_as_its_escape() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", shows], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == "\\xe9\\u2026\\udc80\n"
+
+
+@pytest.mark.parametrize("command", ["maintain", "watch"])
+def test_a_schedule_that_comes_before_the_first_iteration_is_skipped_and_a_person_is_refused(
+    tmp_path: Path, command: str
+) -> None:
+    from pipelines.config.run_config import load_config
+
+    own = os.environ | {"TROUPE_RUN_CONFIG": load_config(DEMO).model_dump_json()}
+    asked = [TROUPE, command, "--run", "demo"]
+    done = subprocess.run(asked, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and '{"skip": "run \'demo\' has not been started' in done.stdout, done.stderr
+    assert "no run 'demo' below runs" in said(tmp_path, command, "--run", "demo")

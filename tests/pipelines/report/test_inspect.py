@@ -69,6 +69,14 @@ def test_brackets_in_what_models_tools_and_errors_say_are_shown_as_they_are(
     assert text.count(said) == 4
 
 
+def test_a_narrow_terminal_shows_what_a_turn_earned_to_its_end(run: Any, make_trace: Callable[..., Trace]) -> None:
+    turn = replace(
+        make_trace(0).turns[0], is_format_ok=False, format_fault="no <STEPS>, and text outside of the tags " * 3
+    )
+    run.traces.write_episodes([replace(make_trace(0), episode_id="e", turns=(turn,), tool_calls=())])
+    assert "no reward" in " ".join(shown(episode_view(run, "e"), width=80).replace("│", "").split())
+
+
 def test_what_a_model_says_cannot_command_the_terminal(run: Any, make_trace: Callable[..., Trace]) -> None:
     trace = make_trace(0)
     turn = replace(
@@ -94,7 +102,7 @@ def test_brackets_in_the_error_of_a_stage_are_shown_as_they_are(tmp_path: Path) 
     assert "nothing ends [/INST] or [step 1]" in shown(table) and not faults
 
 
-def shown(view: RenderableType) -> str:
-    console = Console(record=True, width=200)
+def shown(view: RenderableType, width: int = 200) -> str:
+    console = Console(record=True, width=width)
     console.print(view)
     return console.export_text()

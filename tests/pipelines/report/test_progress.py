@@ -7,6 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from pipelines.cli.options import telling
 from pipelines.report.progress import Screen
 from pipelines.report.record import Written
 
@@ -56,3 +57,18 @@ def test_the_files_are_followed_by_what_extensions_say_and_what_to_do_next() -> 
         "next",
         "troupe show --run [demo]  lists episodes",
     ]
+
+
+def test_a_stage_that_is_skipped_says_why_and_takes_no_time() -> None:
+    screen = Screen(terminal())
+    with screen.stage("evaluate", 1) as progress:
+        progress(0, 0, "skipped: evaluate.every = 4")
+    last = shown(screen.console).splitlines()[-1]
+    assert "– iteration 1 evaluate  skipped: evaluate.every = 4" in last and "✓" not in last
+
+
+def test_a_command_tells_on_standard_error_what_it_is_at(capsys: pytest.CaptureFixture[str]) -> None:
+    with telling("load demo@champion"):
+        assert capsys.readouterr() == ("", "… load demo@champion\n")
+    done = capsys.readouterr()
+    assert done.out == "" and done.err.startswith("✓ load demo@champion  0.")

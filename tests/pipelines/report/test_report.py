@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipelines.report.charts import choices, other_metrics, overhead_share, training, training_of_agents
+from pipelines.report.charts import choices, learning, other_metrics, overhead_share, training, training_of_agents
 from pipelines.report.page import ReportData, render
 from pipelines.report.progress import iteration_table
 from pipelines.report.record import iteration_metrics
@@ -315,3 +315,11 @@ def test_mlflow_gets_every_metric_by_group_and_agent_and_every_warning() -> None
         "warnings/count": 1.0,
         "warnings/hacking/agent/solver/credit_correlation": 1.0,
     }
+
+
+def test_an_agent_has_one_colour_also_where_another_has_no_figure() -> None:
+    figures = {"solver": {"reward": 0.5}, "reviewer": {"reward": 0.2, "kl_k3": 0.1}}
+    rows = [{"iteration": k, "agents": figures} for k in (1, 2)]
+    lines = [line for chart in (*learning(rows), *training_of_agents(rows)) for line in chart.data]
+    colours = {(line["name"], line["line"]["color"]) for line in lines}
+    assert len(lines) == 3 and len(colours) == 2

@@ -118,6 +118,7 @@ def test_an_inner_deadline_leaves_the_stacks_too_and_what_hangs_is_ended(tmp_pat
 
 
 def test_what_is_waited_for_is_told_now_and_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pipelines.run.watchdog")
     dog = Watchdog(fake_run(tmp_path, log_interval_s=0.1), KEY, timeout_s=9)
     progress = dog.reporting(None)
     told = re.compile(r"collect, iteration 3 of run run: \d s, 3/8 done, 90 tokens/s, waits for collectors > 2 groups")
@@ -211,7 +212,7 @@ def test_waiting_to_be_alone_does_not_count_and_is_told(tmp_path: Path, caplog: 
     entered.wait(10)
     threading.Timer(1.5, released.set).start()
     began = time.monotonic()
-    with caplog.at_level("WARNING"):
+    with caplog.at_level("INFO", "pipelines.run.watchdog"):
         ref = Watchdog(run, KEY, timeout_s=1.0).once(lambda lease: {"ok": 1}, alone=run.journal.hold("run", "engines"))
     assert (ref, time.monotonic() - began > 1.2) == ({"ok": 1}, True)
     assert "an evaluation" in caplog.text
