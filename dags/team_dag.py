@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from inspect import cleandoc
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -15,6 +15,10 @@ from dags.run_configs import ScheduledRun
 from pipelines.stages.table import STAGES
 from stores.journal.stage_results import Collected, Evaluated, Synced, Trained
 
+NO_TIMES = dict.fromkeys(("@once", "@continuous"), date(2026, 1, 1))
+"""Presets without times, and the date with which they begin."""
+LATE = timedelta(minutes=5)
+"""How long ago the time may be at which a DAG still runs that Airflow sees for the first time."""
 POOL_WEIGHTS = {Evaluated.STAGE: 3, Collected.STAGE: 2, Synced.STAGE: 1, Trained.STAGE: 1}
 """Stages that use engines or trainers; the highest weight goes first."""
 
@@ -44,7 +48,7 @@ def team_dag(
         description=what,
         doc_md=f"Run config: `{run.path}`.\n\n{cleandoc(doc)}",
         schedule=_timetable(cron, settings.timezone, on_assets),
-        start_date=datetime.combine(settings.start, datetime.min.time(), ZoneInfo(settings.timezone)),
+        start_date=_start(run, cron),
         catchup=False,
         max_active_runs=max_active_runs,
         tags=["troupe", name],
@@ -77,9 +81,16 @@ def team_asset(run: ScheduledRun) -> Asset:
     return Asset(name=f"team/{run.config.run}", uri=f"troupe://team/{run.config.run}")
 
 
+def _start(run: ScheduledRun, cron: str) -> datetime | None:
+    """When its times begin; None: when Airflow first sees it. After a date that is over, Airflow makes up for the latest time at once."""
+    day = run.settings.start or NO_TIMES.get(cron)
+    return datetime.combine(day, datetime.min.time(), ZoneInfo(run.settings.timezone)) if day else None
+
+
 def _timetable(cron: str, timezone: str, on_assets: Sequence[str]) -> Any:
     """What a DAG takes as `schedule`: a time, a preset, assets, either of them, or None (only by hand)."""
-    timed = CronTriggerTimetable(cron, timezone=timezone) if cron and not cron.startswith("@") else None
+    is_timed = cron and cron not in NO_TIMES
+    timed = CronTriggerTimetable(cron, timezone=timezone, run_immediately=LATE) if is_timed else None
     # By URI: Airflow takes assets of one URI and two names for two, and others name theirs as they like.
     assets = AssetAll(*(Asset.ref(uri=uri) for uri in on_assets)) if on_assets else None
     if timed and assets:

@@ -23,8 +23,9 @@ class ScheduleConfig(Settings):
 
     cron: str = ""
     """The five fields of a cron expression (`0 2 * * *`) or a preset (`@daily`); empty: only by hand or `on_assets`."""
-    start: date = date(2026, 1, 1)
-    """The date before which no iteration is scheduled. Missed times are not made up for."""
+    start: date | None = None
+    """The date before which no iteration is scheduled; of the times since a date that is over the latest is made up for. null: from when Airflow
+    sees the run, without those before."""
     timezone: str = "UTC"
     """The time zone in which `cron` and `start` are read, e.g. Europe/Berlin."""
     on_assets: tuple[str, ...] = ()

@@ -35,9 +35,18 @@ began = time.process_time()  # of this process: the machine may be busy with oth
 bag = DagBag(sys.argv[1])
 seconds = time.process_time() - began
 heavy = sorted({name.split(".")[0] for name in set(sys.modules) - base} & set(sys.argv[2:]))
+from airflow.timetables.base import TimeRestriction
+from airflow.timetables.trigger import CronTriggerTimetable
+def first_run_s(dag):  # seconds from now to the first DAG run of one that Airflow has never seen
+    if type(dag.timetable).__name__ != "CronTriggerTimetable":
+        return None
+    shown = dag.timetable
+    times = CronTriggerTimetable(shown.expression, timezone=shown.timezone, run_immediately=shown.run_immediately)
+    restriction = TimeRestriction(dag.start_date, None, dag.catchup)
+    return times.next_dagrun_info(last_automated_data_interval=None, restriction=restriction).run_after.timestamp() - time.time()
 dags = {name: {"schedule": getattr(dag.timetable, "expression", type(dag.timetable).__name__), "tasks": sorted(dag.task_ids), "params": sorted(dag.params),
                "pools": {task.task_id: [task.pool, task.priority_weight] for task in dag.tasks if task.pool != "default_pool"},
-               "max_active_runs": dag.max_active_runs, "catchup": dag.catchup} for name, dag in bag.dags.items()}
+               "first_run_s": first_run_s(dag), "max_active_runs": dag.max_active_runs, "catchup": dag.catchup} for name, dag in bag.dags.items()}
 print(json.dumps({"airflow_s": airflow_s, "seconds": seconds, "heavy": heavy, "dags": dags,
                   "errors": {k.rsplit("/", 1)[1]: v for k, v in bag.import_errors.items()}}))
 """
@@ -119,6 +128,13 @@ def test_every_valid_config_with_a_schedule_is_a_family_of_dags(parsed: dict[str
     assert parsed["dags"]["evaluate_team__small"]["tasks"] == ["alarm", "learning", "sound", "state", "watch"]
     roll_out = parsed["dags"]["roll_out_team__small"]["tasks"]
     assert roll_out == ["canary", "promoted", "sent_back", "undecided", "verdict"]
+
+
+def test_a_new_dag_waits_for_its_time_and_makes_up_for_none_before(parsed: dict[str, Any]) -> None:
+    first = {name: dag["first_run_s"] for name, dag in parsed["dags"].items()}
+    for name in ("train_team__small", "evaluate_team__small", "maintain_stores__watcher", "train_team__overlapping"):
+        assert first[name] > -300 - 60, "five minutes late, and the minute that parsing may take"
+    assert first["promote_team__small"] is None
 
 
 def test_iterations_that_overlap_are_dag_runs_at_once_and_their_stages_take_slots_of_pools(
