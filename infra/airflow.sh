@@ -67,8 +67,8 @@ wait_for() { # NAME URL SECONDS
     if ! is_up "$1"; then break; fi
     sleep 1
   done
-  tail -n 20 "$state/$1.log" >&2
-  echo "airflow: $1 did not answer at $2 within $3 s, its last lines are above ($state/$1.log)" >&2
+  echo "airflow: $1 did not answer at $2 within $3 s: mostly other programs keep this machine busy, or its memory is full. End some, then repeat." >&2
+  echo "airflow: its last line: $(tail -n 1 "$state/$1.log"); all of them: $state/$1.log" >&2
   down >&2
   [ -n "$had_head" ] || infra/ray_head.sh down >&2
   exit 1

@@ -81,8 +81,8 @@ up() {
     grep -q "timed out during startup" $state/head.log || break
     kill -KILL -- "-$pid" 2>/dev/null || true # its children hold the port
   done
-  tail -n 20 $state/head.log >&2
-  echo "ray_head: Ray did not start within 120 s, its last lines are above" >&2
+  echo "ray_head: Ray did not start within 120 s: mostly other programs keep this machine busy, or its memory is full. End some, then repeat." >&2
+  echo "ray_head: its last line: $(tail -n 1 $state/head.log); all of them: $state/head.log" >&2
   if is_up; then down; fi
   exit 1
 }

@@ -46,7 +46,15 @@ def connect(address: str = "") -> None:
         check_temporary_folder()
         keep_token_private()
         os.environ.setdefault("RAY_worker_niceness", "0")  # as `make up` does; Ray's default is 15
-        ray.init(address="local", include_dashboard=True, **quiet)
+        try:
+            ray.init(address="local", include_dashboard=True, **quiet)
+        except (ValueError, OSError):
+            raise
+        except Exception as error:  # Ray has no class for it, and for a message the end of a log
+            raise InfrastructureLost(
+                f"Ray did not start on this machine (it says: ...{_in_a_line(error)[-200:]}): mostly other programs keep it busy, or its memory is full: "
+                f"end some, then repeat. Ray's logs: {os.environ.get('RAY_TMPDIR') or tempfile.gettempdir()}/ray/session_latest/logs"
+            ) from error
         _interrupt_on_sigterm()
         return
     check_answers(address)

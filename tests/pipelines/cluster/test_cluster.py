@@ -141,3 +141,18 @@ def test_where_stages_overlap_a_death_counts_for_the_stage_of_its_process(victim
     assert cluster._is_of_stage(victim, "train") is is_trainer
     assert cluster._is_of_stage(victim, "collect") is not is_trainer
     assert cluster._is_of_stage(victim, "")
+
+
+def test_a_head_that_does_not_start_is_one_sentence_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def init(**settings: object) -> None:
+        raise Exception("\nline of a log\n" * 20 + "Failed to start a dashboard.")  # as Ray does
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster, "keep_token_private", lambda: None)
+    with pytest.raises(
+        InfrastructureLost, match=r"^[^\n]*Failed to start a dashboard\.\): mostly .* then repeat\. Ray's logs: \S+$"
+    ):
+        cluster.connect()
