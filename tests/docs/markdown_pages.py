@@ -25,6 +25,8 @@ class Fence:
     text: str
     before: str
     """The last line of text before the block."""
+    file: str = ""
+    """The file that the text before names with a colon: "`team.py`:"."""
 
     def __str__(self) -> str:
         """`page:line`."""
@@ -46,17 +48,20 @@ def text_of(page: str) -> str:
 
 def fences(page: str) -> Iterator[Fence]:
     """The fenced code blocks of a page, in order."""
-    language, begin, block, before = "", 0, None, ""
+    language, begin, block, before, file = "", 0, None, "", ""
     for number, line in enumerate(text_of(page).splitlines(), 1):
         if block is None and (opened := re.match(r"\s*```(\S*)", line)):
             language, begin, block = opened[1], number, []
         elif block is not None and line.strip() == "```":
-            yield Fence(page=page, line=begin, language=language, text="\n".join(block) + "\n", before=before)
-            block = None
+            text = "\n".join(block) + "\n"
+            yield Fence(page=page, line=begin, language=language, text=text, before=before, file=file)
+            block, file = None, ""
         elif block is not None:
             block.append(line)
         elif line.strip():
             before = line.strip()
+            if not before.startswith("<!--"):
+                file = named[1] if (named := re.search(r"`([\w./-]+\.\w+)`:$", before)) else ""
 
 
 def prose(page: str) -> str:

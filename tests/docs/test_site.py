@@ -50,6 +50,11 @@ def test_the_site_needs_no_network(site: Path) -> None:
         assert 'class="mermaid"' not in page.read_text(encoding="utf-8"), "its script would come from the network"
 
 
+def test_the_site_can_be_searched_where_it_is_opened_as_files(site: Path) -> None:
+    assert (site / "search" / "search_index.js").read_text().startswith("var __index = {")
+    assert "assets/iframe-worker.js" in (site / "index.html").read_text()
+
+
 def test_every_page_is_in_the_site(site: Path) -> None:
     built = {path.relative_to(site).with_suffix(".md").as_posix() for path in site.rglob("*.html")} - {"404.md"}
     written = {page.removeprefix("infra/docs/") for page in pages() if page.startswith("infra/docs/")}
