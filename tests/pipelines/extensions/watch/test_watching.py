@@ -235,7 +235,7 @@ def test_a_degraded_champion_alarms_in_watch_and_its_exit_code_says_so(
     watched: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many_tasks(watched)
-    monkeypatch.setattr(watch_command, "existing_run", lambda config, root: watched)
+    monkeypatch.setattr(watch_command, "scheduled_run", lambda config, root: watched)
     command = ["watch", "--run", "small", "--exit-code"]
     first = CliRunner().invoke(app, command)
     assert first.exit_code == 13, first.output
