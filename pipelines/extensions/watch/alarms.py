@@ -155,8 +155,12 @@ class _Checker:
             )
             for moment in moments
         ]
-        alarms = [one for one in found if one.state == "alarm" and one.usual is not None]
-        return max(alarms, key=lambda one: abs(one.now - (one.usual or 0.0)), default=None)
+        changes = [
+            (abs(one.now - one.usual), one)
+            for one in found
+            if one.state == "alarm" and one.now is not None and one.usual is not None
+        ]
+        return max(changes, key=lambda change: change[0])[1] if changes else None
 
     def _compared(self, name: str, before: Sequence[Window], lately: Sequence[Window], alpha: float) -> CheckedFigure:
         """Checks the mean of the present window and those that came `lately` by the windows before them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -104,7 +105,9 @@ def other(value: Any, annotation: Any) -> Any:
         return not value
     if annotation in (int, float):
         return annotation((value or 0) + 1)
-    return f"{value}x" if annotation is str else value.replace(year=value.year + 1)
+    return (
+        f"{value}x" if annotation is str else date(2027, 1, 1) if value is None else value.replace(year=value.year + 1)
+    )
 
 
 def all_fields(kind: type[BaseModel]) -> set[tuple[type[BaseModel], str]]:

@@ -121,7 +121,15 @@ def verdict(
     run: Any = SimpleNamespace(config=config, credit=MathFinalAnswer(), credit_version="v", seed=0, figures=FIGURES)
     tasks = [trace.task for trace in champion]
     evidence = _examine(
-        run, tasks, played(champion), played(candidate), planned=None, family_of={}, num_looks=1, num_contenders=1
+        run,
+        tasks,
+        played(champion),
+        played(candidate),
+        planned=None,
+        family_of={},
+        num_looks=1,
+        num_contenders=1,
+        margin_spent=0.0,
     )
     assert evidence.gain is not None and evidence.deciding_gain is not None
     return decide_promotion(config.promote, evidence), evidence.gain, evidence.deciding_gain
@@ -241,7 +249,7 @@ def decided_in_looks(champion: Sequence[Trace], candidate: Sequence[Trace]) -> t
 
     tasks = [trace.task for trace in champion]
     evaluated = _look_until_sure(run, team, parent, tasks, play_tasks)
-    examine = partial(_examine, run, planned=len(tasks), family_of={}, num_looks=3, num_contenders=1)
+    examine = partial(_examine, run, planned=len(tasks), family_of={}, num_looks=3, num_contenders=1, margin_spent=0.0)
     found = [examine(tasks[:size], played(champion[:size]), played(candidate[:size])) for size in sizes[::2]]
     return evaluated, [evidence.deciding_gain.low for evidence in found if evidence.deciding_gain]
 

@@ -322,7 +322,8 @@ def test_a_source_with_too_few_tasks_is_said_to_have_too_few(scene: Callable[...
         lambda number, versions: number % 10 < 3 + 5 * (versions["a"] - 1), **{"promote.max_source_loss": 0.1}
     )
     gate = better.run.tasks("gate")
-    few = [replace(task, source="few") if i < 8 else task for i, task in enumerate(gate)]
+    # The two teams are equal on these 8: neither solves them.
+    few = [replace(task, source="few") if i < 40 and i % 10 > 7 else task for i, task in enumerate(gate)]
     better.run.tasks = lambda section: few if section == "gate" else gate  # type: ignore[method-assign]
     report = evaluate.evaluate(call(better.run, "evaluate", 1, models=better.run.trained(1)))
     assert report.verdict == "inconclusive"
