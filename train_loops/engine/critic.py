@@ -43,7 +43,7 @@ class ValueModel(nn.Module):
         self.trunk = trunk.requires_grad_(not is_frozen)
         self._is_frozen = is_frozen
         dtype = next(trunk.parameters()).dtype
-        self.head = value_head(trunk.config.hidden_size, hidden_size=hidden_size, dtype=dtype)
+        self.head = value_head(trunk.config.get_text_config().hidden_size, hidden_size=hidden_size, dtype=dtype)
 
     @classmethod
     def from_policy(

@@ -41,7 +41,7 @@ class PolicyScorer(nn.Module):
     def __init__(self, model: PreTrainedModel, *, num_known: int | None = None) -> None:
         """Wraps `model`. Args: num_known: rows of the head that stand for a token; None: all. Engines mask the others."""
         super().__init__()
-        config = model.config
+        config = model.config.get_text_config()
         for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
             if getattr(config, name, None) not in (None, 1, 1.0):
                 raise ValueError(
@@ -164,7 +164,7 @@ def _score(
 
 def _forbidden(masks: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """Unpacks masks, [N, ceil(V / 32)] int32, into [N, num_tokens] bool: True where a token could not be sampled."""
-    eights = (~masks).view(torch.uint8)  # little-endian, as `rows.Masks` is
+    eights = (~masks).view(torch.uint8)  # little-endian, as `samples.Masks` is
     bits = torch.arange(8, device=masks.device, dtype=torch.uint8)
     return ((eights[:, :, None] >> bits) & 1).flatten(1)[:, :num_tokens].bool()
 

@@ -72,7 +72,7 @@ def build_models(store: WeightStore, parent: ModelVersionRef, config: TrainConfi
     shares_trunk = config.has_critic and config.critic.kind == "shared"
     if shares_trunk:
         dtype = next(module.model.parameters()).dtype
-        width = module.model.config.hidden_size
+        width = module.model.config.get_text_config().hidden_size
         module.value_head = value_head(width, hidden_size=config.critic.hidden_size, dtype=dtype)
     policy = Engine(module, optimizer=config.optimizer, config=settings)
     critic = None

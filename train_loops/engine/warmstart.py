@@ -69,7 +69,7 @@ def warmstart(
     torch.set_num_threads(config.threads)
     model, tokenizer = _starting_model(config, model_folder, tokenizer, seed=seed)
     longest = max(len(p) + len(c) for p, c in rows)
-    limit = model.config.max_position_embeddings
+    limit = model.config.get_text_config().max_position_embeddings
     if longest > limit:
         raise ValueError(f"a demonstration has {longest} tokens but the model takes {limit}: raise max_position")
     scorer = PolicyScorer(model).train()

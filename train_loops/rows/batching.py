@@ -47,7 +47,7 @@ class Batch:
     row_of_token: torch.Tensor
     """[N] int64: the place in `rows` of each token's sample."""
     masks: torch.Tensor | None
-    """[M, ceil(V / 32)] int32: the tokens that could be sampled, as in `rows.Masks`; None where every token could, everywhere."""
+    """[M, ceil(V / 32)] int32: the tokens that could be sampled, as in `samples.Masks`; None where every token could, everywhere."""
     mask_of_token: torch.Tensor | None
     """[N] int64: which of `masks` holds at each token."""
     rows: tuple[int, ...]

@@ -89,7 +89,7 @@ def refuse_unpackable(model: PreTrainedModel) -> None:
 
 def why_not_packed(model: PreTrainedModel) -> str:
     """Says why rows cannot be packed for this model; empty if they can."""
-    config = model.config
+    config = model.config.get_text_config()  # a model with pictures has its layers there
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention does not go through transformers' AttentionInterface"
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}

@@ -1,4 +1,4 @@
-"""rows: traces and their rewards -> training rows (`Sample`), and the funnel that shows what fell out where."""
+"""samples: traces and their rewards -> training rows (`Sample`), and the funnel that shows what fell out where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""signal: the numbers that the learner of the whole team hands to the model groups' trainers, by turn or by episode."""
+"""team_signal: the numbers that the learner of the whole team hands to the model groups' trainers, by turn or by episode."""
 
 from __future__ import annotations
 

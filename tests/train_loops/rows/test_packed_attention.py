@@ -11,9 +11,17 @@ import torch
 from chained_samples import chained_samples, sample
 from tiny_policy import policy
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3Config,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from train_loops.config import DeepSpeedConfig, OptimizerConfig
+from train_loops.engine.critic import ValueModel
 from train_loops.engine.deepspeed_engine import Engine, join_workers, load_policy
 from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
 from train_loops.rows.batching import Batch, collate, lift
@@ -126,6 +134,25 @@ def test_models_with_windows_are_trained_unpacked_and_refused_packed() -> None:
         assert completion_logprobs(scorer, padded).isfinite().all()
         with pytest.raises(ValueError, match=r"cannot compute packed rows.*sliding.*train\.rows\.pack: false"):
             completion_logprobs(scorer, collate(samples, [(2,), (9,)], pack=True))
+
+
+def test_a_model_with_pictures_is_looked_at_in_its_text_config() -> None:
+    text = SMALL | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "pad_token_id": 0}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    special = {"image_token_index": 299, "boi_token_index": 297, "eoi_token_index": 298}
+    pictures = {"vision_config": vision | {"image_size": 28, "patch_size": 14}, "mm_tokens_per_image": 4, **special}
+    model = AutoModelForCausalLM.from_config(Gemma3Config(text_config=text, **pictures)).eval()
+    scorer = PolicyScorer(model)
+    assert "layers of sliding_attention" in why_not_packed(model)
+    rows = sample("e", 0, list(range(3, 33)), list(range(40, 50)))
+    with torch.no_grad():
+        got = completion_logprobs(scorer, collate([rows], [(0,)]))
+        want = model(input_ids=torch.tensor([rows.token_ids])).logits[0].float().log_softmax(-1)
+    torch.testing.assert_close(got, want[29:39].gather(1, torch.arange(40, 50)[:, None])[:, 0], atol=1e-5, rtol=0)
+    assert ValueModel(model.model).head.in_features == SMALL["hidden_size"]
+    model.config.get_text_config().final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match="final_logit_softcapping=30"):
+        PolicyScorer(model)
 
 
 def test_a_model_folder_does_not_name_the_packed_attention(tmp_path: Path) -> None:
