@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from stores.by_name import open_by_name
+from stores.by_name import line_of, open_by_name
 
 FORM = "a function of (rows, settings), or an Estimator with one"
 CORE, PAPERS = "train_loops.advantages", "train_loops.extensions.paper_estimators"
@@ -53,16 +53,21 @@ class Estimator:
         return PAPERS if isinstance(self.function, str) and self.function.startswith(f"{PAPERS}.") else ""
 
     def __call__(self, rows: Any, settings: Any) -> Any:
-        """Returns [N], one advantage per row, or N arrays, one value per completion token."""
-        return _opened(self.function)(rows, settings)
+        """Returns [N], one advantage per row, or N arrays, one value per completion token.
+
+        Raises ValueError, with file and line, where a user's own function fails.
+        """
+        return _called(self.function, rows, settings)
 
     def metrics(self, rows: Any, settings: Any) -> dict[str, float]:
-        """Returns its own figures of an iteration's rows; ValueError for one that is no number."""
-        own = _opened(self.figures)(rows, settings) if self.figures else {}
+        """Returns its own figures of an iteration's rows; ValueError for what is no number by a name."""
+        own = _called(self.figures, rows, settings) if self.figures else {}
         try:
             return {name: float(value) for name, value in own.items()}
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"train.algorithm: a figure of the estimator is no number: {error}, in {own}") from None
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"train.algorithm: figures of the estimator are {own!r:.200}, and must be a dict of numbers by their names: {error}"
+            ) from None
 
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -79,7 +84,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "remax": Estimator(function=f"{CORE}.against_baseline:against_baseline", variants="greedy"),
     "opo": Estimator(function=f"{PAPERS}.group_estimators:opo", compares="turns"),
     "gpg": Estimator(function=f"{PAPERS}.group_estimators:gpg", compares="turns"),
-    "pass_at_k": Estimator(function=f"{PAPERS}.group_estimators:pass_at_k", compares="episodes"),
+    "pass_at_k": Estimator(function=f"{PAPERS}.group_estimators:pass_at_k", compares="episodes", needs_siblings=True),
     "gigpo": Estimator(
         function=f"{PAPERS}.gigpo:gigpo", compares="episodes", needs_siblings=True, figures=f"{PAPERS}.gigpo:figures"
     ),
@@ -120,6 +125,11 @@ def _check_own(own: Estimator) -> None:
         allowed = get_args(hint) if get_origin(hint) is Literal else ()
         if allowed and getattr(own, key) not in allowed:
             raise ValueError(f"{key}={getattr(own, key)!r}: allowed are {', '.join(map(repr, allowed))}")
+    for key in ("function", "figures"):
+        given = getattr(own, key)
+        found = open_by_name(given, place=key, is_parsing=True) if given and isinstance(given, str) else given
+        if found != "" and not callable(found):
+            raise ValueError(f"{key}={given!r}: give a function of (rows, settings), or the path of one")
 
 
 def _is_estimator(found: Any) -> bool:
@@ -128,5 +138,14 @@ def _is_estimator(found: Any) -> bool:
     return callable(found) and not isinstance(found, type)
 
 
-def _opened(function: Callable[..., Any] | str) -> Callable[..., Any]:
-    return open_by_name(function, place="train.algorithm") if isinstance(function, str) else function
+def _called(function: Callable[..., Any] | str, rows: Any, settings: Any) -> Any:
+    opened = open_by_name(function, place="train.algorithm") if isinstance(function, str) else function
+    try:
+        return opened(rows, settings)
+    except OSError:  # of a file that it reads: the job is done again
+        raise
+    except Exception as error:
+        if not (line := line_of(error)):  # no code of a user's ran
+            raise
+        name = getattr(opened, "__qualname__", repr(opened))
+        raise ValueError(f"train.algorithm: {name} fails ({type(error).__name__}: {error}{line})") from error

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from stores.by_name import check_extension
 from train_loops.config import TrainConfig
+from train_loops.signal.figures import row_figures
 from train_loops.signal.learning_signal import learning_signal
 
 pytestmark = pytest.mark.fast
@@ -37,9 +38,31 @@ def square(rows, settings):
 def infinite(rows, settings):
     return np.full(len(rows.scores), np.inf)
 
+def nothing(rows, settings):
+    pass
+
+def lazy(rows, settings):
+    return (score for score in rows.scores)
+
+def ragged(rows, settings):
+    return [[1.0, [2.0, 3.0]] for _ in rows.scores]
+
+def words(rows, settings):
+    return ["high" for _ in rows.scores]
+
+def wrong(rows, settings):
+    return {}["x"]
+
 grouped = Estimator(function=halved, compares="turns", figures=lambda rows, settings: {"train/seen": len(rows.scores)})
 numpys = Estimator(function=halved, figures=lambda rows, settings: {"train/seen": np.float32(len(rows.scores))})
 worded = Estimator(function=halved, figures=lambda rows, settings: {"train/seen": "two"})
+unnamed = Estimator(function=halved, figures=lambda rows, settings: [1.0])
+unmeasured = Estimator(function=halved, figures=lambda rows, settings: None)
+failing = Estimator(function=halved, figures=wrong)
+taken = Estimator(function=halved, figures=lambda rows, settings: {"train/rows": 7})
+elsewhere = Estimator(function="own_estimators:nosuch")
+figureless = Estimator(function=halved, figures="own_estimators:nosuch")
+numbered = Estimator(function=3)
 without = Estimator(compares="turns")
 uncalled = Estimator(function=halved, critic="model_group")
 gredy = Estimator(function=halved, variants="gredy")
@@ -76,7 +99,7 @@ def test_an_estimator_that_declares_what_it_needs_has_it_checked() -> None:
     assert config.estimator.compares == "turns"
     assert signal("own_estimators:grouped")[1] == {"train/seen": 2}
     assert type(signal("own_estimators:numpys")[1]["train/seen"]) is float, "as JSON has it"
-    with pytest.raises(ValueError, match=r"train\.algorithm: a figure of the estimator is no number: .*'two'"):
+    with pytest.raises(ValueError, match=r"train\.algorithm: figures of the estimator are .*'two'"):
         signal("own_estimators:worded")
     with pytest.raises(ValidationError, match="algorithm 'own_estimators:halved' compares no groups"):
         TrainConfig.model_validate({"algorithm": "own_estimators:halved", "advantage": {"group_by": "task"}})
@@ -98,6 +121,9 @@ def test_an_estimator_that_declares_what_it_needs_has_it_checked() -> None:
             "own_estimators:uncalled",
             "critic='model_group': .*the function of your own would not be called: drop `critic`",
         ),
+        ("own_estimators:elsewhere", r"function: 'own_estimators' .* has no 'nosuch'"),
+        ("own_estimators:figureless", r"figures: 'own_estimators' .* has no 'nosuch'"),
+        ("own_estimators:numbered", r"function=3: give a function of \(rows, settings\)"),
         ("own_estimators:gredy", "variants='gredy': allowed are '', 'greedy', 'counterfactual', 'leave_one_out'"),
         ("own_estimators:episode", "compares='episode': allowed are '', 'turns', 'episodes'"),
     ],
@@ -124,6 +150,14 @@ def test_what_an_extension_holds_is_named_and_missed_where_it_is_not_installed()
         ("short", "own_estimators:short gives 1 advantages for 2 rows"),
         ("square", r"gives row 0 advantages of shape \(7, 2\): it has 3 completion tokens"),
         ("infinite", "own_estimators:infinite gives row 0 an advantage that is not finite"),
+        ("nothing", "own_estimators:nothing gives None: give a list of 2 advantages"),
+        ("lazy", "own_estimators:lazy gives <generator .*: give a list of 2 advantages"),
+        ("ragged", r"own_estimators:ragged gives row 0 \[1\.0, \[2\.0, 3\.0\]\]: give one number"),
+        ("words", "own_estimators:words gives row 0 'high': give one number"),
+        ("wrong", r"train\.algorithm: wrong fails \(KeyError: 'x', own_estimators\.py line \d+\)"),
+        ("failing", r"train\.algorithm: wrong fails \(KeyError: 'x', own_estimators\.py line \d+\)"),
+        ("unnamed", r"figures of the estimator are \[1\.0\], and must be a dict of numbers by their names"),
+        ("unmeasured", "figures of the estimator are None, and must be a dict of numbers"),
     ],
 )
 def test_what_an_estimator_gives_is_checked(name: str, message: str) -> None:
@@ -137,3 +171,11 @@ def test_an_estimator_that_loads_torch_is_refused_where_configs_are_parsed(monke
     monkeypatch.setitem(sys.modules, "torch", None)  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="cannot import 'heavy_estimators'"):
         TrainConfig(algorithm="heavy_estimators:mine")
+
+
+def test_a_figure_of_ones_own_does_not_replace_another_one() -> None:
+    samples = [sample("e", 0, [1, 2], [3, 4, 5])]
+    scores, config = {"old": [np.zeros(3)]}, TrainConfig(algorithm="own_estimators:taken")
+    made = learning_signal(samples, scores, config=config, credit_kind="returns", beta=0.0, team=None)
+    with pytest.raises(ValueError, match="a figure of the estimator has the name of another one, train/rows"):
+        row_figures(samples, scores, made, np.array([True]))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train_loops.rows.samples import Funnel, Sample
+from train_loops.signal.kl import k3
 from train_loops.signal.learning_signal import LearningSignal
 from train_loops.signal.mismatch import Agreement
 
@@ -31,20 +32,23 @@ def row_figures(
         "train/advantage_mean": float(flat.mean()),
         "train/advantage_std": float(flat.std()),
         "train/groups_without_signal": _share_without_signal([signal.group_ids[i] for i in whole], is_active[whole]),
-        **signal.metrics,
     }
     if num_siblings := sum(s.is_sibling for s in samples):
         metrics["train/sibling_rows"] = float(num_siblings)
     if "entropy" in scores:
         metrics["train/entropy"] = float(np.concatenate(scores["entropy"]).mean())
     if "ref" in scores:
-        metrics["train/kl_ref_k3"] = _k3(scores["old"], scores["ref"])
+        metrics["train/kl_ref_k3"] = _kl_ref(scores["old"], scores["ref"])
     if signal.returns is not None:
         target, value = np.concatenate(signal.returns), np.concatenate(scores["values"])
         metrics["train/return_mean"] = float(target.mean())
         metrics["train/value_mean"] = float(value.mean())
         metrics |= explained_variance(target, value)
-    return metrics
+    if taken := metrics.keys() & signal.metrics.keys():
+        raise ValueError(
+            f"train.algorithm: a figure of the estimator has the name of another one, {min(taken)}: take a new name"
+        )
+    return metrics | dict(signal.metrics)
 
 
 def explained_variance(target: NDArray[np.floating], value: NDArray[np.floating]) -> dict[str, float]:
@@ -86,7 +90,7 @@ def agent_figures(
         if "entropy" in scores:
             about["entropy"] = float(np.concatenate([scores["entropy"][i] for i in rows]).mean())
         if "ref" in scores:
-            about["kl_ref_k3"] = _k3([scores["old"][i] for i in rows], [scores["ref"][i] for i in rows])
+            about["kl_ref_k3"] = _kl_ref([scores["old"][i] for i in rows], [scores["ref"][i] for i in rows])
         correlation = credit_correlation(
             [float(np.mean(signal.advantages[i])) for i in whole], [samples[i].outcome for i in whole]
         )
@@ -160,6 +164,5 @@ def _share_without_signal(group_ids: Sequence[str], is_active: NDArray[np.bool_]
     return 1 - len(active) / max(len(set(group_ids)), 1)
 
 
-def _k3(old: Rows, ref: Rows) -> float:
-    d = np.concatenate(old).astype(np.float64) - np.concatenate(ref)
-    return float((np.exp(np.clip(-d, -20, 20)) + d - 1).mean())
+def _kl_ref(old: Rows, ref: Rows) -> float:
+    return float(k3(np.concatenate(ref).astype(np.float64) - np.concatenate(old)).mean())

@@ -37,6 +37,11 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: K
     raise ValueError(f"the KL estimator is {estimator!r}; known: k1, abs, k2, k3")
 
 
+def k3(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns k3 for figures, e^x - x - 1 per token, x = logprob of the other - of the one that sampled; e^x is at most e^20."""
+    return np.exp(np.minimum(x, 20)) - x - 1
+
+
 def token_rewards(
     rewards: Sequence[float],
     lengths: Sequence[int],

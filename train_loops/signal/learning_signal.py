@@ -77,10 +77,7 @@ def learning_signal(
         rows = _rewarded_rows(samples, per_token, credit_kind="returns" if has_q_credit else credit_kind)
         metrics = config.estimator.metrics(rows, config.advantage)
         estimates = config.estimator(rows, config.advantage)  # one per row, or one per token
-        _check_estimates(estimates, lengths, algorithm=config.algorithm)
-        advantages = [
-            np.broadcast_to(np.asarray(a, dtype=np.float64), (n,)) for n, a in zip(lengths, estimates, strict=True)
-        ]
+        advantages = _per_token(estimates, lengths, algorithm=config.algorithm)
     if config.advantage.nll_gain > 0:
         gains = open_by_name(NLL_GAIN, place="train.advantage.nll_gain")(
             scores["old"],
@@ -100,12 +97,25 @@ def learning_signal(
     )
 
 
-def _check_estimates(estimates: Any, lengths: Sequence[int], *, algorithm: str) -> None:
-    """Raises ValueError where an estimator, maybe a user's own, gives another form than the rows have, or numbers that are not finite."""
+def _per_token(estimates: Any, lengths: Sequence[int], *, algorithm: str) -> Rows:
+    """Returns N arrays, one advantage per completion token, of what an estimator, maybe a user's own, gives.
+
+    Raises ValueError where that has another form than the rows, or numbers that are not finite.
+    """
+    if not isinstance(estimates, Sequence) and np.ndim(estimates) == 0:  # None, a generator, a number, a dict
+        raise ValueError(
+            f"train.algorithm: {algorithm} gives {estimates!r:.80}: give a list of {len(lengths)} advantages"
+        )
     if len(estimates) != len(lengths):
         raise ValueError(f"train.algorithm: {algorithm} gives {len(estimates)} advantages for {len(lengths)} rows")
+    advantages = []
     for row, (estimate, length) in enumerate(zip(estimates, lengths, strict=True)):
-        values = np.asarray(estimate, dtype=np.float64)
+        try:
+            values = np.asarray(estimate, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"train.algorithm: {algorithm} gives row {row} {estimate!r:.80}: give one number, or one per completion token"
+            ) from None
         if values.shape not in ((), (1,), (length,)):
             raise ValueError(
                 f"train.algorithm: {algorithm} gives row {row} advantages of shape {values.shape}: it has {length} completion tokens, so "
@@ -113,6 +123,8 @@ def _check_estimates(estimates: Any, lengths: Sequence[int], *, algorithm: str) 
             )
         if not np.isfinite(values).all():
             raise ValueError(f"train.algorithm: {algorithm} gives row {row} an advantage that is not finite")
+        advantages.append(np.broadcast_to(values, (length,)))
+    return advantages
 
 
 def _turn_rewards(samples: Sequence[Sample], *, config: TrainConfig, team: TeamSignal | None) -> NDArray[np.float64]:
