@@ -38,9 +38,3 @@ def log_factor(log_ratios: Sequence[Mapping[str, float]], *, limit: float = MAX_
         for episode, log_ratio in ratio_of.items():
             total[episode] = total.get(episode, 0.0) + log_ratio
     return {episode: min(max(x, -limit), limit) for episode, x in total.items()}
-
-
-def effective_sample_size(log_factors: Sequence[float]) -> float:
-    """Returns (sum M)^2 / (n sum M^2) (Kish 1965): 1 where all M are equal, 1/n where one outweighs the rest; 1 without any."""
-    factors = [math.exp(x) for x in log_factors]
-    return sum(factors) ** 2 / (len(factors) * sum(f * f for f in factors)) if factors else 1.0

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train_loops.config import MismatchConfig
+from train_loops.signal.kl import k3
 
 MIN_ESS = 0.5
 """The least effective sample size of turns that other versions sampled, where `train.mismatch.min_ess` sets none."""
@@ -306,14 +307,14 @@ def _agreement(rows: Sequence[NDArray[np.float64]], *, config: MismatchConfig) -
         num_tokens=len(x),
         mean_abs=float(np.abs(x).mean()),
         max_abs=float(np.abs(x).max()),
-        kl_k3=float((w - 1 - np.clip(x, -20, 20)).mean()),
-        ess=_effective_share(log_weights),
+        kl_k3=float(k3(x).mean()),
+        ess=effective_sample_size(log_weights),
         weight_mean=float(w.mean()),
         weight_sd=float(w.std()),
     )
 
 
-def _effective_share(log_weights: NDArray[np.float64]) -> float:
-    """Returns (sum w)^2 / (n sum w^2)."""
+def effective_sample_size(log_weights: NDArray[np.float64]) -> float:
+    """Returns (sum w)^2 / (n sum w^2) (Kish 1965): 1 where all w are equal, 1/n where one outweighs the rest."""
     w = np.exp(log_weights - log_weights.max())  # a common factor cancels, and without it large weights would overflow
     return float(w.sum() ** 2 / (len(w) * np.square(w).sum()))

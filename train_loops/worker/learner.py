@@ -32,7 +32,6 @@ from train_loops.rows.packed_attention import why_not_packed
 from train_loops.rows.samples import Funnel, Sample, samples_of
 from train_loops.signal.baselines import baselines_of, sibling_turns
 from train_loops.signal.figures import agent_figures, agreement_figures, funnel_figures, row_figures
-from train_loops.signal.happo import effective_sample_size
 from train_loops.signal.kl import adapted_coef
 from train_loops.signal.learning_signal import LearningSignal, learning_signal
 from train_loops.signal.mismatch import (
@@ -42,6 +41,7 @@ from train_loops.signal.mismatch import (
     correct,
     correct_served,
     decide,
+    effective_sample_size,
     is_close,
     measure,
     off_policy,
@@ -381,7 +381,7 @@ def _factor_figures(samples: Sequence[Sample], team: TeamSignal | None, *, confi
     if team is None or not config.estimator.updates_in_turn:
         return {}
     log_factors = [team.log_factor.get(episode, 0.0) for episode in {s.episode_id for s in samples}]
-    return {"train/factor_ess": effective_sample_size(log_factors)}
+    return {"train/factor_ess": effective_sample_size(np.array(log_factors))}
 
 
 def _count(funnel: Funnel, stage: str, samples: Sequence[Sample], has_passed: NDArray[np.bool_]) -> None:

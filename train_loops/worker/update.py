@@ -23,7 +23,7 @@ from train_loops.engine.models import Models
 from train_loops.rows.batching import Batch, Layout, device, lay, picked
 from train_loops.rows.samples import Sample
 from train_loops.rows.sharing import Chain
-from train_loops.signal.kl import kl_estimate
+from train_loops.signal.kl import k3, kl_estimate
 from train_loops.signal.learning_signal import LearningSignal
 from train_loops.signal.losses import Denominators, aggregate, policy_loss, value_loss
 from train_loops.worker.scoring import Rows, probe_rows, score_rows
@@ -135,7 +135,7 @@ class Update:
         log_ratios: dict[str, float] = {}
         for row, after in zip(rows, new, strict=True):
             d = np.asarray(after, dtype=np.float64) - self.scores["old"][row]
-            kl_of[self.samples[row].agent].append(np.exp(np.clip(d, -20, 20)) - d - 1)
+            kl_of[self.samples[row].agent].append(k3(d))
             if scores_all:
                 episode = self.samples[row].episode_id
                 log_ratios[episode] = log_ratios.get(episode, 0.0) + float(d.sum())

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from train_loops.signal.happo import effective_sample_size, log_factor, update_order
+from train_loops.signal.happo import log_factor, update_order
 from train_loops.signal.losses import ppo_clip
 
 pytestmark = pytest.mark.fast
@@ -52,12 +52,6 @@ def test_the_weighed_loss_and_its_gradient_are_those_of_a_slow_reference(advanta
 
         want = (slow(x + h) - slow(x - h)) / (2 * h)
         assert got == pytest.approx(want, abs=1e-5), ratio
-
-
-def test_the_effective_sample_size_is_one_where_all_m_are_equal() -> None:
-    assert effective_sample_size([0.3, 0.3, 0.3]) == pytest.approx(1.0)
-    assert effective_sample_size([0.0, math.log(3.0)]) == pytest.approx(16 / 20)
-    assert effective_sample_size([]) == 1.0
 
 
 def test_the_order_is_seeded_and_drawn_anew_in_each_iteration() -> None:
