@@ -6,7 +6,6 @@ same end. Their episodes stay stored, but the iteration's ref excludes them.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 
@@ -18,11 +17,10 @@ from pipelines.episodes.sampling import Pass, Progress, Sampled, sample_episodes
 from pipelines.run.run import Run
 from pipelines.run.scoring import assign_credit, author_faults
 from stores.types import EpisodeRewards, Task, Trace, TracesRef
+from train_loops.advantages.grouping import are_equal
 
 SHARE_OF_TIME = 0.5
 """Share of the stage's deadline after which no pass begins."""
-ROUNDING = 1e-9
-"""Rewards that differ by less, or by less than this share of them, are equal."""
 
 
 def refill(
@@ -68,20 +66,13 @@ def refill(
 
 
 def groups_without_signal(traces: Sequence[Trace], rewards: Sequence[EpisodeRewards]) -> set[str]:
-    """Groups in which no agent's turns earned differently; episodes that are not paid do not count.
-
-    Sums of the same scores in another order differ in their last digits (0.1 + 0.2 and 0.3): see `ROUNDING`.
-    """
+    """Groups in which no agent's turns earned differently; episodes that are not paid do not count."""
     earned: dict[str, dict[str, list[float]]] = {trace.group_id: {} for trace in traces if not trace.variant}
     group_of = {trace.episode_id: trace.group_id for trace in traces if not trace.variant}
     for episode in rewards:
         for reward in episode.rewards if episode.episode_id in group_of else ():
             earned[group_of[episode.episode_id]].setdefault(reward.agent, []).append(reward.reward)
-    return {group for group, by_agent in earned.items() if all(map(_are_equal, by_agent.values()))}
-
-
-def _are_equal(values: Sequence[float]) -> bool:
-    return math.isclose(min(values), max(values), rel_tol=ROUNDING, abs_tol=ROUNDING)
+    return {group for group, by_agent in earned.items() if all(map(are_equal, by_agent.values()))}
 
 
 def _is_spent(sampling_pass: Pass, passes: Sequence[Sampled]) -> bool:

@@ -99,6 +99,15 @@ def test_a_singleton_may_be_held_against_all_turns_of_its_agent() -> None:
     np.testing.assert_allclose(got, [1.0, -1.0, 0.0, 0.0])
 
 
+@pytest.mark.parametrize("name", there("dr_mas", "at_grpo", "opo", "gpg", "reinforce_pp_baseline", "rloo", "grpo"))
+def test_a_single_turn_is_held_against_those_of_its_agent_whatever_others_earn(name: str) -> None:
+    table = rows([1.0, 2.0, 11.0, 12.0], groups=list("1234"), agents=list("aabb"))
+    settings = {"group_by": "task_agent"} if name in ("rloo", "grpo") else {}
+    whiten = {"whiten": "none"} if name == "reinforce_pp_baseline" else {}
+    got = per_row(name, table, singleton="batch", normalize_std=False, **settings, **whiten)
+    np.testing.assert_allclose(got, [-0.5, 0.5, -0.5, 0.5])
+
+
 @pytest.mark.parametrize(
     ("group_by", "want"),
     [
@@ -117,6 +126,7 @@ def test_what_is_compared_is_a_setting(group_by: str, want: list[float]) -> None
 @pytest.mark.parametrize("name", there(but=(AGAINST_BASELINE,)))
 def test_equal_rewards_give_exactly_zero_whatever_the_rounding(name: str) -> None:
     assert per_row(name, rows([0.1] * 3)).tolist() == [0, 0, 0]
+    assert per_row(name, rows([0.3, 0.1 + 0.2]), eps=1e-12).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("name", there(but=(AGAINST_BASELINE, "gigpo")))

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from train_loops.advantages.grouping import are_equal
+
 Rows = Sequence[NDArray[np.floating]]
 
 
@@ -30,7 +32,7 @@ def gae(
         token_rewards: N rows, one reward per completion token (see `kl.token_rewards`).
         values: N rows of the same lengths.
         trajectories: indices of the rows that follow one another, in time order; every row exactly once (see
-            `rows.trajectories_of`). With one row per trajectory GAE ends at each turn; with all rows of an episode the
+            `samples.trajectories_of`). With one row per trajectory GAE ends at each turn; with all rows of an episode the
             token after a turn's last one is the next turn's first.
 
     Returns:
@@ -74,7 +76,7 @@ def whiten(advantages: Rows, *, labels: Sequence[str] | None = None) -> list[NDA
     for label in set(labels):
         rows = [i for i, name in enumerate(labels) if name == label]
         x = np.concatenate([out[i] for i in rows])
-        is_equal = x.min() == x.max()  # gives exactly 0, whatever the rounding; NaN is not equal and stays NaN
+        is_equal = are_equal(x)
         scale = 0.0 if is_equal else 1 / np.sqrt(x.var(ddof=1) + 1e-8)
         for i in rows:
             out[i] = np.zeros_like(out[i]) if is_equal else (out[i] - x.mean()) * scale

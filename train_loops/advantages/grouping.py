@@ -15,6 +15,8 @@ from train_loops.advantages.rewarded_rows import RewardedRows
 from train_loops.config import AdvantageConfig
 
 Keys = Sequence[Hashable]
+ROUNDING = 1e-9
+"""Rewards that differ by less, absolutely or relatively, are the same."""
 
 
 def group_keys(rows: RewardedRows, settings: AdvantageConfig, *, default: str) -> Keys:
@@ -64,9 +66,18 @@ def normalize(
     return out
 
 
-def minus_mean(scores: ArrayLike, keys: Keys, settings: AdvantageConfig) -> NDArray[np.float64]:
+def minus_mean(
+    scores: ArrayLike, keys: Keys, settings: AdvantageConfig, *, batch_keys: Keys = ()
+) -> NDArray[np.float64]:
     """Maps [N] scores to [N]: x - mean among equal keys; singletons are treated as in `normalize`."""
-    return normalize(scores, keys, settings.model_copy(update={"normalize_std": False}))
+    return normalize(scores, keys, settings.model_copy(update={"normalize_std": False}), batch_keys=batch_keys)
+
+
+def are_equal(values: ArrayLike) -> bool:
+    """Says whether values differ by rounding only, as sums of the same scores in another order do (0.1 + 0.2 and 0.3); NaN is not
+    equal, and stays NaN."""
+    x = np.asarray(values, dtype=np.float64)
+    return math.isclose(x.min(), x.max(), rel_tol=ROUNDING, abs_tol=ROUNDING)
 
 
 def members_of(keys: Keys) -> list[list[int]]:
@@ -102,7 +113,7 @@ def _mean(x: NDArray[np.float64]) -> float:
 
 
 def _standardized(x: NDArray[np.float64], among: NDArray[np.float64], settings: AdvantageConfig) -> NDArray[np.float64]:
-    if among.min() == among.max():  # NaN is not equal and stays NaN
+    if are_equal(among):
         return np.zeros_like(x)
     scale = among.std(ddof=settings.ddof) + settings.eps if settings.normalize_std else 1.0
     return (x - among.mean()) / scale

@@ -16,13 +16,16 @@ def rloo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
     Episodes or turns are compared as in `grpo`.
     """
     if settings.group_by not in (None, "task"):
-        return _leave_one_out(rows.scores, group_keys(rows, settings, default="task"), settings)
+        keys = group_keys(rows, settings, default="task")
+        return _leave_one_out(rows.scores, keys, settings, batch_keys=rows.agents)
     scores, groups, episode_of = per_episode(rows, rows.group_ids)
     return _leave_one_out(scores, groups, settings)[episode_of]
 
 
-def _leave_one_out(scores: NDArray[np.float64], keys: Keys, settings: AdvantageConfig) -> NDArray[np.float64]:
+def _leave_one_out(
+    scores: NDArray[np.float64], keys: Keys, settings: AdvantageConfig, *, batch_keys: Keys = ()
+) -> NDArray[np.float64]:
     factor = np.ones(len(scores))
     for members in members_of(keys):
         factor[members] = len(members) / max(len(members) - 1, 1)
-    return factor * minus_mean(scores, keys, settings)
+    return factor * minus_mean(scores, keys, settings, batch_keys=batch_keys)

@@ -138,20 +138,26 @@ def _sibling_baselines(traces: Sequence[Trace], rewards: Mapping[str, EpisodeRew
             for turn in _own_turns(trace, base, has_others=has_others):
                 is_counterfactual = VariantName.parse(trace.variant).kind == "counterfactual"
                 others = [t for t in (*([base] * is_counterfactual), *siblings) if t is not trace]
-                earned = [x for other in others if (x := _earned_at(other, _call(turn), rewards)) is not None]
+                earned = [
+                    x
+                    for other in others
+                    if (x := _earned_at(other, _call(turn), rewards, or_outcome=not is_counterfactual)) is not None
+                ]
                 if earned:
                     baselines[trace.episode_id, turn.turn_index] = sum(earned) / len(earned)
     return baselines
 
 
-def _earned_at(trace: Trace, call: Call, rewards: Mapping[str, EpisodeRewards]) -> float | None:
-    """Returns the reward of an episode's turn with this call, or its outcome where it has none; None without rewards."""
+def _earned_at(trace: Trace, call: Call, rewards: Mapping[str, EpisodeRewards], *, or_outcome: bool) -> float | None:
+    """Returns the reward of an episode's turn with this call; where it never came to it, None or (`or_outcome`) its outcome."""
     episode = rewards.get(trace.episode_id)
     if episode is None:
         return None
     turn = _same_call(trace, call)
     reward_of = {r.turn_index: r.reward for r in episode.rewards}
-    return episode.outcome if turn is None else reward_of.get(turn.turn_index)
+    if turn is None:
+        return episode.outcome if or_outcome else None
+    return reward_of.get(turn.turn_index)
 
 
 def _by_place(traces: Sequence[Trace]) -> dict[tuple[str, int], Trace]:

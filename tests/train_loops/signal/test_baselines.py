@@ -163,3 +163,10 @@ def test_each_task_has_its_own_greedy_episode() -> None:
     paid = earned((variant(one, "greedy"), [0.1, 0.2], 9), (variant(other, "greedy"), [0.3, 0.4], 9))
     result = baselines([one, other, variant(one, "greedy"), variant(other, "greedy")], paid)
     assert result == {("one", 0): 0.1, ("one", 1): 0.2, ("other", 0): 0.3, ("other", 1): 0.4}
+
+
+def test_a_counterfactual_sibling_that_ended_before_the_turn_says_nothing_about_it() -> None:
+    one = make_turns_of("one", index=0)
+    whole, shorter = variant(one, "counterfactual-1"), without_call(variant(one, "counterfactual-1#1"), "verifier")
+    paid = earned((one, [0.2, 0.3], 0.5), (whole, [0.2, 0.1], 0.3), (shorter, [0.2], 0.9))
+    assert baselines([one, whole, shorter], paid)[whole.episode_id, 1] == 0.3, "the replaced turn's alone"

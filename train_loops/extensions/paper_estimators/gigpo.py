@@ -52,30 +52,24 @@ def _returns(rows: RewardedRows, *, gamma: float) -> NDArray[np.float64]:
 
 
 def _anchors(rows: RewardedRows, settings: AdvantageConfig) -> list[tuple[str, str, int | str]]:
-    """Returns (task group, agent, name of the anchor) of each row: a state of the world, or the number of a prompt."""
-    of_prompts = _prompt_anchors(rows, similarity=settings.similarity)
-    if settings.anchor == "prompt" or not any(rows.states):
-        return list(of_prompts)
-    return [
-        (group, agent, state or prompt) for (group, agent, prompt), state in zip(of_prompts, rows.states, strict=True)
-    ]
-
-
-def _prompt_anchors(rows: RewardedRows, *, similarity: float) -> list[tuple[str, str, int]]:
-    """Returns (task group, agent, number of the anchor) of each row.
+    """Returns (task group, agent, name of the anchor) of each row: a state of the world, or the number of a prompt.
 
     Two prompts share an anchor if they are equal, or if both are similar enough to the anchor's first prompt.
     """
+    states = rows.states if settings.anchor == "state" and rows.states else [""] * len(rows.group_ids)
     anchors_of: dict[tuple[str, str], list[Sequence[int]]] = {}
     number_of: dict[tuple[str, str, tuple[int, ...]], int] = {}
-    keys = []
-    for group, agent, prompt in zip(rows.group_ids, rows.agents, rows.prompts, strict=True):
+    keys: list[tuple[str, str, int | str]] = []
+    for group, agent, prompt, state in zip(rows.group_ids, rows.agents, rows.prompts, states, strict=True):
+        if state:
+            keys.append((group, agent, state))
+            continue
         anchors = anchors_of.setdefault((group, agent), [])
         exact = (group, agent, tuple(prompt))
         if (
             exact not in number_of
         ):  # comparing is quadratic in the prompt's length: each distinct prompt is compared once
-            similar = (i for i, anchor in enumerate(anchors) if similarity < 1 and _ratio(anchor, prompt) >= similarity)
+            similar = (i for i, anchor in enumerate(anchors) if _are_similar(anchor, prompt, settings.similarity))
             number_of[exact] = next(similar, len(anchors))
             if number_of[exact] == len(anchors):
                 anchors.append(prompt)
@@ -83,5 +77,9 @@ def _prompt_anchors(rows: RewardedRows, *, similarity: float) -> list[tuple[str,
     return keys
 
 
-def _ratio(a: Sequence[int], b: Sequence[int]) -> float:
-    return SequenceMatcher(None, list(a), list(b), autojunk=False).ratio()
+def _are_similar(a: Sequence[int], b: Sequence[int], similarity: float) -> bool:
+    if similarity == 1:
+        return False  # only equal prompts are, which have a number already
+    matcher = SequenceMatcher(None, list(a), list(b), autojunk=False)
+    # The bounds from above cost little and the ratio much: it takes seconds for two prompts of some thousand tokens.
+    return all(r() >= similarity for r in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from train_loops.advantages.grouping import group_keys, members_of, minus_mean, normalize, per_episode
+from train_loops.advantages.grouping import are_equal, group_keys, members_of, minus_mean, normalize, per_episode
 from train_loops.advantages.rewarded_rows import RewardedRows
 from train_loops.config import AdvantageConfig
 
@@ -36,7 +36,7 @@ def opo(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
             out[members] = scores[members] if settings.singleton == "raw" else 0.0
             continue
         group, weights = scores[among], lengths[among]
-        if group.min() != group.max():  # NaN is not equal and stays NaN
+        if not are_equal(group):
             out[members] = scores[members] - (weights @ group) / weights.sum()
     return out
 
@@ -49,7 +49,8 @@ def gpg(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
     """
     scores = rows.scores
     alpha = len(scores) / max(int(np.count_nonzero(scores)), 1)
-    return alpha * minus_mean(scores, group_keys(rows, settings, default="task"), settings)
+    keys = group_keys(rows, settings, default="task")
+    return alpha * minus_mean(scores, keys, settings, batch_keys=rows.agents)
 
 
 def pass_at_k(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float64]:
@@ -66,6 +67,8 @@ def pass_at_k(rows: RewardedRows, settings: AdvantageConfig) -> NDArray[np.float
             continue
         group = scores[members]
         second, best = np.sort(group)[-2:]
+        if are_equal([second, best]):
+            continue
         scale = group.std(ddof=settings.ddof) + settings.eps if settings.normalize_std else 1.0
         out[members[int(group.argmax())]] = (best - second) / scale
     return out[episode_of]

@@ -29,7 +29,8 @@ def reinforce_pp_baseline(rows: RewardedRows, settings: AdvantageConfig) -> list
 
     Turns are compared, not episodes: the paper has one completion per episode, and a turn keeps its own credit.
     """
-    centred = minus_mean(rows.scores, group_keys(rows, settings, default="task"), settings)
+    keys = group_keys(rows, settings, default="task")
+    centred = minus_mean(rows.scores, keys, settings, batch_keys=rows.agents)
     return _whitened([np.full(n, a) for n, a in zip(rows.lengths, centred, strict=True)], rows, settings)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 
 from train_loops.config import AdvantageConfig
 from train_loops.estimators import ESTIMATORS
+from train_loops.extensions.paper_estimators import gigpo
 from train_loops.extensions.paper_estimators.gigpo import figures
 from train_loops.extensions.paper_estimators.nll_gain import gains_of, nll_gain
 
@@ -156,3 +157,24 @@ def test_the_nll_gain_has_its_literal_values() -> None:
     assert np.isnan(gains_of([0.2, float("nan")], keys=["a", "a"], alpha=0.25)).all()
     by_length = nll_gain([np.array([-0.2] * 9), np.array([-0.4]), np.array([-0.9] * 3)], keys=["g"] * 3, alpha=0.25)
     np.testing.assert_allclose(by_length, gains_of([0.2, 0.4, 0.9], keys=["g"] * 3, alpha=0.25))
+
+
+def test_rows_that_differ_by_the_trainers_noise_have_no_nll_gain() -> None:
+    assert gains_of([0.5, 0.5 + 1e-7, 0.5019], keys=["g"] * 3, alpha=1.0).tolist() == [1, 1, 1]
+
+
+def test_a_lead_that_is_rounding_is_none() -> None:
+    assert per_row("pass_at_k", rows([0.3, 0.1 + 0.2, 0.0]), eps=1e-12).tolist() == [0, 0, 0]
+
+
+def test_prompts_are_compared_where_a_state_is_missing_and_only_if_they_may_be_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = []
+    monkeypatch.setattr(gigpo.SequenceMatcher, "ratio", lambda matcher: compared.append(matcher) or 0.0)
+    other = [[1] * 5, [2] * 5, [3] * 9]
+    per_row("gigpo", rows([1.0, 0.0, 0.5], prompts=other), similarity=0.9)
+    per_row("gigpo", rows([1.0, 0.0], prompts=[[1] * 9 + [2], [1] * 9 + [3]], states=["s", "t"]), similarity=0.9)
+    assert not compared
+    per_row("gigpo", rows([1.0, 0.0], prompts=[[1] * 9 + [2], [1] * 9 + [3]]), similarity=0.9)
+    assert len(compared) == 1
