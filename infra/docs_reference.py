@@ -179,9 +179,10 @@ def _type(field: Json, schema: Json) -> str:
         return ", ".join(f"`{value}`" for value in values)
     kind = field.get("type", "any")
     if kind == "array":
-        items = field.get("prefixItems")
-        inner = _type(items[0] if items else field.get("items", {}), schema)
-        return f"list of {len(items)} {inner}" if items else f"list of {inner}"
+        kinds = [_type(item, schema) for item in field.get("prefixItems", [field.get("items", {})])]
+        if len(set(kinds)) > 1:
+            return f"list of ({'; '.join(kinds)})"
+        return f"list of {len(kinds)} {kinds[0]}" if "prefixItems" in field else f"list of {kinds[0]}"
     if kind == "object":
         inner_field = field.get("additionalProperties")
         return f"map to {_type(inner_field, schema)}" if isinstance(inner_field, Mapping) and inner_field else "map"

@@ -9,6 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from stores.settings import IDENTITY_IF_CHANGED, NOT_IDENTITY, Settings
 from train_loops.estimators import ESTIMATORS, PAPERS, WHOLE_TEAM, Estimator, estimator_of
 
+WeightRange = tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=1)]]
+"""A range of importance weights, around the 1 of logprobs that agree."""
+
 
 class OptimizerConfig(Settings):
     """This section sets AdamW and its learning rate schedule."""
@@ -159,7 +162,8 @@ class AdvantageConfig(Settings):
     """The term that is added to the group's standard deviation before dividing by it."""
     singleton: Literal["zero", "raw", "batch"] = "zero"
     """The advantage of a group of one, which nothing can be compared with: zero, its raw reward (as in the reference
-    implementations), or its comparison with all turns of its agent in the iteration."""
+    implementations), or its comparison with all turns of its agent in the iteration (where episodes are compared: with all
+    episodes)."""
     step_gamma: float = Field(0.95, gt=0, le=1)
     """The discount per turn of an episode in the step advantage of GiGPO (arXiv 2505.10978)."""
     step_weight: float = Field(1.0, ge=0)
@@ -259,10 +263,10 @@ class MismatchConfig(Settings):
     always: bool = False
     """Whether weights are applied within tolerance, too: decoupled PPO (Hilton et al. 2021, arXiv 2110.00641), whose ratio is to
     the recomputed old logprobs and whose weights are exp(old - rollout). It suits episodes of other versions."""
-    reject_token: tuple[float, float] | None = None
+    reject_token: WeightRange | None = None
     """The range of the weight exp(old - rollout) outside of which a token is masked: it has no gradient, entropy and KL
     included; null: no token is masked."""
-    reject_sequence: tuple[float, float] | None = None
+    reject_sequence: WeightRange | None = None
     """The range of the geometric mean weight outside of which a turn is masked whole; null: no turn is masked."""
     old_logprobs: Literal["recompute", "rollout_if_close"] = "recompute"
     """Where the old logprobs come from. `rollout_if_close` takes the engine's, which saves a forward pass, while the
@@ -356,7 +360,7 @@ class TrainConfig(Settings):
     team: TeamConfig = TeamConfig()
     """The learner of the whole team. It must be the same for all model groups."""
     overlong: OverlongConfig | None = None
-    """The penalty for completions near their limit; null: none. mappo and happo refuse it."""
+    """The penalty for completions near their limit; null: none. mappo, happo, remax, counterfactual and leave_one_out refuse it."""
     agents: dict[str, AgentTrainConfig] = Field(default_factory=dict)
     """The learning signal of single agents, by their names."""
     num_epochs: int = Field(1, ge=1)
@@ -440,15 +444,18 @@ class TrainConfig(Settings):
                 f"train.loss.kl_in_reward_coef: algorithm {self.algorithm!r} has advantages of the team's critic, which "
                 "knows no KL: use loss.kl_in_loss_coef"
             )
-        if self.has_team_critic:
+        if self.has_team_critic or self.estimator.variants:
+            why = (
+                "has advantages of the team's critic, which knows no penalties: drop it, or take another algorithm, e.g. ippo"
+                if self.has_team_critic
+                else "holds turns against what variants of the episode earned, which no penalty is taken from: drop it, or take "
+                "another algorithm, e.g. rloo"
+            )
             penalties = {"train.overlong": self.overlong}
             penalties |= {f"train.agents.{name}.overlong": agent.overlong for name, agent in self.agents.items()}
             for place, penalty in penalties.items():
                 if penalty is not None:
-                    raise ValueError(
-                        f"{place} = {penalty.model_dump()}: algorithm {self.algorithm!r} has advantages of the team's critic, "
-                        "which knows no penalties: drop it, or take another algorithm, e.g. ippo"
-                    )
+                    raise ValueError(f"{place} = {penalty.model_dump()}: algorithm {self.algorithm!r} {why}")
         if self.advantage.group_by is not None and not self.estimator.compares:
             raise ValueError(
                 f"train.advantage.group_by = {self.advantage.group_by}: algorithm {self.algorithm!r} compares no groups: "

@@ -18,6 +18,11 @@ def variants_match_algorithms(config: RunSections) -> None:
                 f"{needs} episodes, which collect does not play: set collect.variants: {{kind: {needs}}}, or take rloo, "
                 "which needs none"
             )
+    if kind == "leave_one_out" and config.credit.settings.get("share") == "split":
+        raise ValueError(
+            "credit.settings.share: split pays a turn a part of the outcome, and leave_one_out holds it against the whole outcome of "
+            "a replay: take share: full, or another algorithm"
+        )
     if kind and kind not in needed.values():
         name = next(name for name, it in ESTIMATORS.items() if it.variants == kind)
         raise ValueError(
@@ -32,17 +37,13 @@ def groups_can_be_compared(config: RunSections) -> None:
         return
     for group in config.model_groups:
         train = config.train_config(group)
-        by = train.advantage.group_by
-        if train.estimator.needs_siblings:
-            raise ValueError(
-                f"model group {group!r}: {train.algorithm} compares turns of a task that saw the same prompt (anchors), and "
-                "collect.episodes_per_task is 1: no turn has one; give at least 2, or take ppo"
-            )
-        if train.estimator.compares and train.advantage.singleton == "zero" and by != "batch_agent":
+        needs_siblings = train.estimator.needs_siblings
+        has_others = train.advantage.singleton != "zero" or train.advantage.group_by == "batch_agent"
+        if needs_siblings or (train.estimator.compares and not has_others):
             raise ValueError(
                 f"model group {group!r}: algorithm {train.algorithm!r} compares the episodes of a task, and "
-                "collect.episodes_per_task is 1: every advantage would be 0; give at least 2, or take ppo, or "
-                "train.advantage.group_by: batch_agent"
+                "collect.episodes_per_task is 1: there is nothing to compare; give at least 2, or take ppo"
+                f"{'' if needs_siblings else ', or train.advantage.group_by: batch_agent'}"
             )
 
 

@@ -178,7 +178,26 @@ GREEDY = {"variants": {"kind": "greedy"}}
                 "collect": {"episodes_per_task": 1},
                 "train": {"algorithm": "gigpo", "advantage": {"group_by": "batch_agent"}},
             },
-            r"gigpo compares turns of a task that saw the same prompt \(anchors\).*give at least 2, or take ppo",
+            r"'gigpo' compares the episodes of a task.*give at least 2, or take ppo$",
+        ),
+        (
+            {
+                "collect": {"episodes_per_task": 1},
+                "train": {"algorithm": "pass_at_k", "advantage": {"singleton": "raw"}},
+            },
+            r"'pass_at_k' compares the episodes of a task.*give at least 2, or take ppo$",
+        ),
+        (
+            {"train": {"algorithm": "remax", "overlong": {"buffer_tokens": 4}}, "collect": GREEDY},
+            r"train\.overlong = .*'remax' holds turns against what variants of the episode earned, which no penalty is taken from",
+        ),
+        (
+            {
+                "train": {"algorithm": "leave_one_out"},
+                "collect": {"variants": {"kind": "leave_one_out"}},
+                "credit": {"path": "pipelines.credit.outcome:OutcomeShare", "settings": {"share": "split"}},
+            },
+            r"share: split pays a turn a part of the outcome, and leave_one_out holds it against the whole.*take share: full",
         ),
         (
             {"train": {"algorithm": "dr_mas", "critic": {"hidden_size": 8}}},

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from train_loops.config import MismatchConfig
 from train_loops.signal.mismatch import (
@@ -11,6 +12,7 @@ from train_loops.signal.mismatch import (
     correct,
     correct_served,
     decide,
+    effective_sample_size,
     is_close,
     measure,
     off_policy,
@@ -79,6 +81,18 @@ def test_the_effective_sample_size_of_whole_turns_is_that_of_their_products() ->
     of_tokens = measure(old, rollout, ["a", "a"], config=CONFIG)["a"]
     assert of_turns.ess == pytest.approx(5.0**2 / (2 * 17.0))
     assert of_tokens.ess == pytest.approx(6.5**2 / (4 * 12.25))
+
+
+def test_the_effective_sample_size_is_one_where_all_weights_are_equal() -> None:
+    assert effective_sample_size(np.array([0.3, 0.3, 0.3])) == pytest.approx(1.0)
+    assert effective_sample_size(np.array([0.0, np.log(3.0)])) == pytest.approx(16 / 20)
+
+
+@pytest.mark.parametrize("bounds", [(2.0, 0.5), (-1.0, 2.0), (0.0, 0.0), (0.5, float("nan")), (1.5, 2.0)])
+def test_a_range_of_weights_that_no_agreement_lies_in_is_refused(bounds: tuple[float, float]) -> None:
+    for key in ("reject_token", "reject_sequence"):
+        with pytest.raises(ValidationError, match=key):
+            MismatchConfig.model_validate({key: bounds})
 
 
 def test_a_factor_common_to_all_weights_costs_no_samples() -> None:
