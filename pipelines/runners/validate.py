@@ -15,6 +15,7 @@ from pipelines.credit.rule import CreditKind, load_credit
 from pipelines.figures.registry import with_own
 from pipelines.runners.model_folder import check_model_folder
 from pipelines.runners.task_checks import TaskForms, unread_notes
+from pipelines.tasks.likeness import practised_notes
 from pipelines.tasks.sources import Check, check_disjoint, load_tasks
 from pipelines.tasks.splits import SECTIONS, check_independent
 from serve_apps.authoring.agent import ToolFault
@@ -47,10 +48,11 @@ def check(config: RunConfig) -> list[str]:
     if config.warmstart is not None and config.warmstart.demonstrator:
         open_by_name(config.warmstart.demonstrator, place="warmstart.demonstrator")
     forms = TaskForms(workflow, credit)
-    check_tasks(config, check=forms.check)
+    sections = check_tasks(config, check=forms.check)
     _check_environments(config, workflow)
     notes = [
         *forms.notes(),
+        *practised_notes(sections),
         *unread_notes(config),
         *_check_models(config, workflow),
         *workflow.preflight(),
@@ -180,8 +182,8 @@ def _check_inferred(config: RunConfig) -> None:
             )
 
 
-def check_tasks(config: RunConfig, *, check: Check | None = None) -> None:
-    """Raises ValueError where sets of tasks overlap, are too small, or one that is needed is missing.
+def check_tasks(config: RunConfig, *, check: Check | None = None) -> dict[str, list[Task]]:
+    """Returns the tasks by section. Raises ValueError where sets overlap, are too small, or one that is needed is missing.
 
     `check` looks at every task by itself, as the workflow does that plays it.
     """
@@ -201,6 +203,7 @@ def check_tasks(config: RunConfig, *, check: Check | None = None) -> None:
         raise ValueError("tasks.gate is missing: evaluate needs tasks that training never sees")
     if config.evaluate.test == "mcnemar":
         check_independent([task.task_id for task in sections["gate"]], families(sections["gate"]))
+    return sections
 
 
 def _check_models(config: RunConfig, workflow: Workflow) -> list[str]:

@@ -34,8 +34,11 @@ def settings_of(task: Task) -> dict[str, Any]:
 
 def are_one_task(one: Task, other: Task) -> bool:
     """Whether two tasks pose one problem: the prompts are equal, and no setting that both have differs."""
-    if one.prompt != other.prompt:
-        return False
+    return one.prompt == other.prompt and have_same_settings(one, other)
+
+
+def have_same_settings(one: Task, other: Task) -> bool:
+    """Whether no setting that both tasks have differs."""
     settings, others = settings_of(one), settings_of(other)
     return all(comparable(settings[name]) == comparable(others[name]) for name in settings.keys() & others.keys())
 
