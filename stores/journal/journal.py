@@ -30,6 +30,7 @@ from stores.journal.schema import RUNS, STAGES, VALUES, open_engine
 from stores.journal.sqlite import SqliteReader, absolute_sqlite
 from stores.journal.waiting import waiting
 from stores.store_faults import UnreadableStore
+from stores.urls import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -139,11 +140,13 @@ class Journal:
             parsed.get_dialect().import_dbapi()
         except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
             raise ValueError(
-                f"journal {url!r}: {error}; give a SQLAlchemy URL whose driver is installed, e.g. "
+                f"journal {without_secrets(url)!r}: {without_secrets(str(error))}; give a SQLAlchemy URL whose driver is installed, e.g. "
                 "postgresql+psycopg://troupe@host/troupe (pip install troupe-rl[postgres]) or sqlite:///PATH"
             ) from None
         if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
-            raise ValueError(f"journal {url!r} has no file: other processes must see it, use sqlite:///PATH")
+            raise ValueError(
+                f"journal {without_secrets(url)!r} has no file: other processes must see it, use sqlite:///PATH"
+            )
         self.url = parsed.render_as_string(hide_password=False)
         self.is_read_only = is_read_only
         is_file = parsed.get_backend_name() == "sqlite"
@@ -210,7 +213,7 @@ class Journal:
                 ref = work(lease)
                 text = json.dumps(ref)
         except BaseException as error:
-            self._finish(lease, status=FAILED, error=f"{type(error).__name__}: {error}")
+            self._finish(lease, status=FAILED, error=_storable(f"{type(error).__name__}: {error}"))
             raise
         if not self._finish(lease, status=DONE, ref=text, error=""):
             lease._is_lost.set()
@@ -251,7 +254,7 @@ class Journal:
 
     def fail(self, lease: Lease, error: str) -> bool:
         """Marks a leased stage as failed before its process is ended; False if the lease was lost before."""
-        return self._finish(lease, status=FAILED, error=error)
+        return self._finish(lease, status=FAILED, error=_storable(error))
 
     def ref(self, key: StageKey) -> dict[str, Any] | None:
         """The ref of a finished stage, else None."""
@@ -382,7 +385,8 @@ class Journal:
                     is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
                     moved = STAGES.update().where(is_row).values(expires_at=time.time() + lease_s)
                     is_ours = connection.execute(moved).rowcount == 1
-            except (OperationalError, OSError) as error:  # busy, unreachable, disk full
+            except (sa.exc.SQLAlchemyError, OSError, UnreadableStore) as error:
+                # Whatever it is, busy or read-only for a while, it may pass: without heartbeats another process would begin.
                 logger.warning("%s: heartbeat failed: %s", lease.key, getattr(error, "orig", error))
                 if time.time() >= expires_at:
                     lease._is_lost.set()  # somebody may take it; as long as nobody has, the next heartbeat gets it back
@@ -465,6 +469,11 @@ def _differences(old: Any, new: Any, place: str = "") -> list[str]:
         names = [*old, *(n for n in new if n not in old)]
         return [d for n in names for d in _differences(old.get(n), new.get(n), f"{place}.{n}" if place else n)]
     return [] if old == new else [place or "everything"]
+
+
+def _storable(text: str) -> str:
+    """Returns a text with escapes for what databases refuse: half a surrogate pair, and NUL in PostgreSQL."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
 
 
 def _clock(unix_s: float) -> str:

@@ -8,6 +8,9 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+ALIVE = "alive"
+"""The start of a process that is there, where /proc does not say when it began."""
+
 
 @cache
 def _host() -> str:
@@ -29,15 +32,18 @@ def this_process() -> str:
 def is_dead(process: str) -> bool:
     """Returns True only where it is certain: the process belongs to this machine and has ended."""
     host, pid, start = process.rsplit(" ", 2)
-    return host == _host() and _start_of(int(pid)) != start
+    return host == _host() and _start_of(int(pid)) not in (start, ALIVE)
 
 
 def _start_of(pid: int) -> str:
-    """Returns when a process began, in the kernel's ticks, because pids are used again; empty if it has ended."""
+    """Returns when a process began, in the kernel's ticks, because pids are used again; empty if it has ended.
+
+    It is `ALIVE` where /proc hides the process, as those of other users, or there is no /proc.
+    """
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return "" if Path("/proc/self/stat").exists() else _start_without_proc(pid)
+    except OSError:
+        return _start_without_proc(pid)
     return "" if after_name[0] in "ZX" else after_name[19]
 
 
@@ -47,5 +53,5 @@ def _start_without_proc(pid: int) -> str:
     except ProcessLookupError:
         return ""
     except PermissionError:
-        return "alive"
-    return "alive"
+        pass
+    return ALIVE

@@ -35,11 +35,8 @@ ATTEMPTS = 5
 TIMEOUT_S = 30.0
 UNUSABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
 """What SQLite answers where it may not, or cannot, write beside the file."""
-OPTIONS = frozenset(
-    {"timeout", "isolation_level", "detect_types", "check_same_thread", "cached_statements", "uri"}  # Python's module
-    | {"mode", "cache", "immutable", "nolock", "psow", "vfs"}  # SQLite itself, with uri=true
-)
-"""What may follow the `?` of such a URL."""
+OPTIONS = frozenset({"timeout", "isolation_level", "detect_types", "check_same_thread", "cached_statements"})
+"""What may follow the `?` of such a URL: the options of Python's module but `uri`, with which the path means another file."""
 
 
 def sqlite_url(path: str | Path) -> str:

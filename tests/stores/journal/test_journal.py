@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, InternalError, OperationalError
 from waits import wait_until
 
+from stores.journal import process
 from stores.journal.journal import Journal, Lease, LeaseLost, StageKey
 
 pytestmark = pytest.mark.test
@@ -83,6 +85,31 @@ def test_a_failure_is_recorded_raised_and_may_be_tried_again(journal: Journal) -
     assert journal.once(KEY, lambda lease: {"token": lease.token}) == {"token": 2}
     (row,) = journal.stages("run")
     assert (row.status, row.error, row.token) == ("done", "", 2)
+
+
+@pytest.mark.parametrize("text", ["half a pair \ud83d", "a\0b"])
+def test_an_error_that_databases_do_not_store_is_recorded_and_raised(text: str, journal: Journal) -> None:
+    def work(lease: Lease) -> dict[str, object]:
+        raise ValueError(text)
+
+    with pytest.raises(ValueError, match=re.escape(text)):
+        journal.once(KEY, work)
+    (row,) = journal.stages("run")
+    assert row.status == "failed" and row.error in (r"ValueError: half a pair \ud83d", r"ValueError: a\x00b")
+
+
+def test_a_process_that_proc_does_not_show_is_dead_only_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    name = f"{process._host()} {child.pid} {process._start_of(child.pid)}"
+
+    def hidden(*_: object, **__: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", hidden)
+    assert not process.is_dead(name)
+    child.kill()
+    child.wait()
+    assert process.is_dead(name)
 
 
 def test_a_stage_that_is_marked_as_failed_took_as_long_as_it_took(journal: Journal) -> None:
@@ -178,15 +205,16 @@ def test_heartbeats_keep_a_lease_longer_than_its_length(journal: Journal) -> Non
     assert others == []
 
 
+@pytest.mark.parametrize("kind", [OperationalError, InternalError])  # InternalError: a PostgreSQL that became read-only
 def test_a_lease_outlives_a_database_that_was_away_longer_than_it_if_nobody_took_it(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
+    kind: type[DBAPIError], journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect, away, failed = journal._connect, threading.Event(), threading.Event()
 
     def flaky() -> Any:
         if away.is_set():
             failed.set()
-            raise OperationalError("UPDATE", {}, Exception("server closed the connection"))
+            raise kind("UPDATE", {}, Exception("server closed the connection"))
         return connect()
 
     def long_work(lease: Lease) -> dict[str, object]:
@@ -355,6 +383,8 @@ def test_a_journal_whose_url_cannot_work_says_what_would() -> None:
         Journal("mysql+pymysql://host/troupe")
     with pytest.raises(ValueError, match=r"Could not parse.*postgresql\+psycopg://"):
         Journal("here")
+    with pytest.raises(ValueError, match=r"'postgresql\+psycopgx://u:\.\.\.@host/troupe'"):
+        Journal("postgresql+psycopgx://u:hidden@host/troupe")
 
 
 def test_a_journal_is_the_same_file_for_processes_in_other_folders(

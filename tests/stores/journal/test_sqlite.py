@@ -237,6 +237,8 @@ def test_options_are_kept_and_unknown_ones_refused(tmp_path: Path) -> None:
         absolute(f"sqlite:///{tmp_path}/mlflow.db?timeot=9")
     with pytest.raises(ValueError, match=r"SQLite has no option 'timeot'"):
         Journal(f"sqlite:///{tmp_path}/j.db?timeot=9")
+    with pytest.raises(ValueError, match=r"SQLite has no option 'mode'"):
+        Journal(f"sqlite:///file:{tmp_path}/j.db?mode=rwc&uri=true")
 
 
 @pytest.mark.test
