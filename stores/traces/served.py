@@ -3,7 +3,8 @@
     gateway ── write_episodes ──> [episodes]      a caller's feedback ── write_feedback ──> [feedback]
     collect ── judged ──> episodes with the newest feedback on each
 
-The tables are apart from those of runs, and one holds all episodes. Nothing is pinned: what `drop_before` removes is also gone from the disk.
+The tables are apart from those of runs, and one holds all episodes. Nothing is pinned: what `drop_before` removes is
+gone from the disk, too, with the first call that is `READER_GRACE` later.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FEEDBACK = pa.schema(
 )
 
 READER_GRACE = timedelta(hours=1)
-"""Versions that are older are dropped where nothing was deleted: nobody reads them any more."""
+"""Versions that are older are dropped: nobody reads them, or merges into them, any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,10 @@ class ServedStore(TraceStore):
         return sum((about.get("team"), about.get("team_version")) == (team, version) for about in served)
 
     def drop_before(self, time_s: float) -> int:
-        """Removes episodes begun before then (Unix seconds), with their feedback, also from the disk; returns how many."""
+        """Removes episodes begun before then (Unix seconds), with their feedback; returns how many.
+
+        They leave the disk with the first call after `READER_GRACE`, even one that finds nothing to remove.
+        """
         episodes = self._tables.open("episodes")
         old = (
             episodes.search()
@@ -141,10 +145,9 @@ class ServedStore(TraceStore):
             # Feedback first: if this is killed in between, the episodes are still there and are found again.
             self._tables.open("feedback").delete(f"trace_id IN ({quoted(old)})")
             episodes.delete(f"started_at < {time_s}")
-        # Deleted rows stay in files of older versions until these are dropped. Without any, a call that was killed here may have left some.
-        grace = timedelta(0) if old else READER_GRACE
+        # Deleted rows stay in files of older versions until these are dropped, by a later call: a writer may be merging into one now.
         for name in self.schemas:
             table = self._tables.open(name)
             if len(table.list_versions()) > 1:
-                table.optimize(cleanup_older_than=grace)
+                table.optimize(cleanup_older_than=READER_GRACE)
         return len(old)

@@ -220,7 +220,10 @@ async def test_feedback_that_cannot_be_stored_is_refused_without_the_stores_plac
     assert str(tmp_path) not in refused.text
 
 
-async def test_old_answers_are_removed_together_with_their_feedback(tiny_model: Path, tmp_path: Path) -> None:
+async def test_old_answers_are_removed_together_with_their_feedback(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "READER_GRACE", timedelta(0))
     scene, store = scene_of(tiny_model, tmp_path)
     async with scene.http() as http:
         answer = await ask(http, store=True)
@@ -231,6 +234,28 @@ async def test_old_answers_are_removed_together_with_their_feedback(tiny_model: 
     assert not kept(store) and not store.feedback_on()
     files = [f for f in (tmp_path / "served").rglob("*") if f.is_file() and f.suffix == ".lance"]
     assert not any(b"a word that must go" in f.read_bytes() for f in files)
+
+
+@pytest.mark.parametrize("table", ["episodes", "feedback"])
+def test_what_is_written_while_old_answers_are_removed_is_kept(
+    table: str, tmp_path: Path, make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = ServedStore(str(tmp_path)), ServedStore(str(tmp_path))
+    store.create()
+    old, kept, new = (replace(make_trace(k), started_at=at) for k, at in ((0, 5.0), (1, 1e9), (2, 1e9)))
+    store.write_judged([old, kept], [Feedback(trace_id=t.episode_id, key="key", at=1.0) for t in (old, kept)])
+    open_table, dropped = store._tables.open, []
+
+    def opened(name: str) -> object:
+        found = open_table(name)
+        if name == table and not dropped:
+            dropped.append(other.drop_before(1e6))
+        return found
+
+    monkeypatch.setattr(store._tables, "open", opened)
+    store.write_judged([new], [Feedback(trace_id=new.episode_id, key="key", at=2.0)])
+    assert dropped == [1] and other.count_episodes() == 2
+    assert [f.trace_id for f in other.feedback_on()] == [kept.episode_id, new.episode_id]
 
 
 def test_answers_that_a_killed_removal_left_on_the_disk_go_with_a_later_one(
