@@ -226,7 +226,7 @@ class TraceLookup:
             return []
         found = self._tables.scan(name, f"episode_id IN ({quoted(ids)})", rows.LISTED).to_pylist()
         rows_by_id = {row["episode_id"]: row for row in found}
-        return [rows_by_id[i] for i in ids]
+        return [rows_by_id[i] for i in ids if i in rows_by_id]  # others were removed meanwhile
 
     def _find(self, where: str, *, limit: int, names: Sequence[str] = ("episodes",)) -> list[Trace]:
         traces: list[Trace] = []

@@ -149,7 +149,7 @@ def encoded(values: Sequence[Any], hint: Any) -> pa.Array:
         return pa.array(values, kind)
     except UnicodeEncodeError:
         # json.loads makes half a surrogate pair of what a model wrote: it is stored as its escape
-        return pa.array([v.encode(errors="backslashreplace").decode() for v in values], kind)
+        return pa.array(_escaped(values), kind)
 
 
 def decoded(array: pa.Array, hint: Any) -> list[Any]:
@@ -192,11 +192,35 @@ def _tags(names: Iterable[str]) -> str:
 def _dump(value: Any) -> str:
     """Returns JSON; values that JSON does not have are stored as their repr, so that no tool's answer loses an episode."""
     try:
-        return json.dumps(value if not isinstance(value, Mapping) else dict(value), ensure_ascii=False, default=repr)
+        if not _has_equal_keys(value):
+            return json.dumps(value, ensure_ascii=False, default=_as_json)
     except Exception:  # noqa: BLE001 - a key that is no string, a cycle, a repr that raises: these are a user's objects
-        if isinstance(value, Mapping):
-            return json.dumps({k if isinstance(k, str) else _repr(k): _repr(v) for k, v in value.items()})
+        pass
+    if not isinstance(value, Mapping):
         return json.dumps(_repr(value))
+    texts = {k if isinstance(k, str) else _repr(k): _repr(v) for k, v in value.items()}
+    return json.dumps(texts if len(texts) == len(value) else {_repr(k): _repr(v) for k, v in value.items()})
+
+
+def _as_json(value: Any) -> Any:
+    """Returns what JSON writes for an object that it does not know: numbers of NumPy are numbers, and any mapping is an object."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return dict(value) if isinstance(value, Mapping) else repr(value)
+
+
+def _has_equal_keys(value: Any) -> bool:
+    """Returns whether two keys of a mapping in it would be one in JSON, as 1 and "1"."""
+    if isinstance(value, Mapping):
+        names = {k if isinstance(k, str) else json.dumps(k) for k in value}
+        return len(names) < len(value) or any(map(_has_equal_keys, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_equal_keys, value))
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    return [*map(_escaped, value)] if isinstance(value, list | tuple) else value
 
 
 def _repr(value: Any) -> str:

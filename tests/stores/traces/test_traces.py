@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -57,14 +58,22 @@ class Unspeakable:
         ([{(1, 2)}, {(1,): 2}], "[{(1, 2)}, {(1,): 2}]"),
         ({"it": Unspeakable()}, {"it": "<Unspeakable>"}),
         ("half a pair \ud83d", "half a pair \ud83d"),
+        ({"won": np.bool_(False), "score": [np.float32(0.25), np.int64(3)]}, {"won": False, "score": [0.25, 3]}),
+        (
+            {"grid": np.array([[1, 2]]), "of": {"frozen": MappingProxyType({"a": 1})}},
+            {"grid": [[1, 2]], "of": {"frozen": {"a": 1}}},
+        ),
+        ({1: "a", "1": "b"}, {"1": "'a'", "'1'": "'b'"}),
+        ({"of": [{1: "a", "1": "b"}]}, {"of": "[{1: 'a', '1': 'b'}]"}),
     ],
 )
 def test_no_answer_of_a_tool_loses_its_episode(answer: Any, kept: Any) -> None:
     trace = build_trace()
+    trace = replace(trace, task=replace(trace.task, answers=("\ud83d", "b")))
     trace = replace(trace, error="\ud83d", tool_calls=(replace(trace.tool_calls[0], response=answer),))
     (stored,) = traces_of(episode_table([trace]).to_batches()[0])
     assert stored.tool_calls[0].response == kept
-    assert stored.error == "\\ud83d"
+    assert stored.error == "\\ud83d" and stored.task.answers == ("\\ud83d", "b")
 
 
 def test_a_table_of_another_version_is_not_added_to(tmp_path: Path) -> None:
@@ -191,6 +200,26 @@ def test_filters_keep_the_episodes_of_an_agent_a_model_group_a_status(store: Tra
     assert ids(model_group="small") == {both.episode_id, alone.episode_id}
     assert ids(causes=[Cause.AUTHOR]) == {none.episode_id}
     assert ids(model_group="small", causes=COUNTED) == {both.episode_id, alone.episode_id}
+
+
+def test_a_limit_of_zero_finds_nothing(store: TraceStore) -> None:
+    store.write_episodes([build_trace(0)])
+    assert store.find_traces(limit=0) == store.newest_episodes(limit=0) == []
+
+
+def test_a_list_leaves_out_what_was_removed_while_it_was_made(
+    store: TraceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write_episodes([build_trace(0), build_trace(1)])
+    newest = store._newest_ids
+    monkeypatch.setattr(store, "_newest_ids", lambda *asked: [*newest(*asked), "removed"])
+    assert len(store.newest_episodes(limit=5)) == 2
+
+
+def test_a_run_with_two_dots_in_its_name_is_pinned(store: TraceStore) -> None:
+    store.write_episodes([replace(build_trace(0), run_id="a..b")])
+    ref = store.pin_episodes(**(KEY | {"run_id": "a..b"}))
+    assert [t.run_id for t in store.read_traces(ref)] == ["a..b"]
 
 
 def test_batches_are_small_and_hold_the_columns_asked_for(store: TraceStore) -> None:
