@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from stores.files import is_uri, local_path
 from stores.settings import Settings
 from stores.urls import without_secrets
 
@@ -58,6 +59,8 @@ class StorageConfig(Settings):
     def _is_a_plain_uri(cls, value: str) -> str:
         if "://" in value and urlsplit(value).query:
             raise ValueError(f"{value} has options after '?': give the endpoint by AWS_ENDPOINT_URL instead")
+        if not is_uri(value):
+            local_path(value)
         return value
 
     @model_validator(mode="after")

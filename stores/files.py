@@ -15,8 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 if TYPE_CHECKING:
+    from lancedb import DBConnection
     from pyarrow.fs import FileSystem
 
 
@@ -26,9 +28,19 @@ def is_uri(location: str) -> bool:
 
 
 def local_path(location: str) -> Path:
-    """Returns the absolute path of a folder on this machine, given as a path or as a file URI."""
+    """Returns the absolute path of a folder on this machine, given as a path, also one that begins with `~`, or as a file URI.
+
+    Raises ValueError for a file URI of another machine, such as file://runs.
+    """
     assert not is_uri(location), f"{location} is not on this machine"
-    return Path(unquote(urlsplit(location).path) if location.startswith("file://") else location).absolute()
+    if not location.startswith("file://"):
+        return Path(os.path.expanduser(location)).absolute()
+    parts = urlsplit(location)
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(
+            f"{location} names the machine {parts.netloc!r}: write a path, or file:// and an absolute path"
+        )
+    return Path(unquote(parts.path))
 
 
 def open_filesystem(location: str) -> tuple[FileSystem | None, str]:
@@ -65,7 +77,8 @@ def write_file(location: str, data: bytes) -> None:
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    # Threads, and machines that share a folder, may write at once.
+    temporary = target.with_name(f".{target.name}.{uuid4().hex[:12]}.tmp")
     try:
         temporary.write_bytes(data)
         temporary.replace(target)
@@ -144,12 +157,18 @@ def remove_folder(location: str, *, keeps_folder: bool = False) -> None:
         return
 
 
-def lancedb_options(uri: str) -> dict[str, str] | None:
-    """Returns the options that LanceDB needs beside the variables that it reads itself: plain http must be allowed."""
-    if not uri.startswith("s3://"):
-        return None
+def connect_lancedb(uri: str) -> DBConnection:
+    """Opens a LanceDB store, of which a folder on this machine is made.
+
+    LanceDB reads the variables itself, but plain http must be allowed; and it takes file URIs as they are, without unquoting.
+    """
+    import lancedb
+
+    if not is_uri(uri):
+        return lancedb.connect(str(local_path(uri)))
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-    return {"allow_http": "true"} if endpoint.startswith("http://") else {}
+    is_http = uri.startswith("s3://") and endpoint.startswith("http://")
+    return lancedb.connect(uri, storage_options={"allow_http": "true"} if is_http else None)
 
 
 @cache

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stores.files import is_uri, local_path
+from stores.files import connect_lancedb, is_uri, local_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,7 +60,6 @@ def build_corpus(uri: str, path: str | Path, *, embed: Embed | None = None) -> i
     Raises ValueError, naming the line, where a row is not JSON, has no text, or repeats an id; and for a file without any
     document. The old table stays then.
     """
-    import lancedb
     from lancedb.index import FTS
 
     path = Path(path)
@@ -84,7 +83,7 @@ def build_corpus(uri: str, path: str | Path, *, embed: Embed | None = None) -> i
             raise
 
     try:
-        table = lancedb.connect(uri).create_table(TABLE, batches(), schema=head.schema, mode="overwrite")
+        table = connect_lancedb(uri).create_table(TABLE, batches(), schema=head.schema, mode="overwrite")
     except Exception:
         if faults:  # LanceDB wraps an error of its input into one of its own
             raise faults[0] from None
@@ -136,19 +135,23 @@ class Corpus:
         opened, now = self._opened, time.monotonic()
         if opened is None or now - opened[0] > LOOK_S:
             newest = self._newest()
-            # One that is being built has no index yet: the one before it is searched on.
-            opened = self._opened = (now, newest if opened is None or newest.list_indices() else opened[1])
+            if newest.list_indices():
+                opened = (now, newest)
+            elif opened is None:
+                raise ValueError(
+                    f"corpus: {self.uri} has no index: its build is going on or was ended; wait, or build it again with `troupe corpus`"
+                )
+            else:  # one that is being built has no index yet: the one before it is searched on
+                opened = (now, opened[1])
+            self._opened = opened
         return opened[1]
 
     def _newest(self) -> Table:
-        import lancedb
-
         missing = f"corpus: {self.uri} holds no table {TABLE!r}: build it with `troupe corpus`"
         if not is_uri(self.uri) and not local_path(self.uri).is_dir():  # to connect would make the folder
             raise ValueError(missing)
-        database = lancedb.connect(self.uri)
         try:
-            return database.open_table(TABLE)
+            return connect_lancedb(self.uri).open_table(TABLE)
         except (ValueError, FileNotFoundError):
             raise ValueError(missing) from None
 

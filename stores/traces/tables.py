@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stores.files import is_uri, lancedb_options, local_path
+from stores.files import connect_lancedb, is_uri, local_path
 from stores.store_faults import damaged_table, lance_fault
 from stores.traces.rows import EPISODES
 from stores.types import RewardsRef, TracesRef, hinted_iteration
@@ -56,9 +56,7 @@ class TraceTables:
     def connect(self) -> DBConnection:
         """Returns this process's connection, which its first call opens."""
         if self._connection is None or self._connection[0] != os.getpid():
-            import lancedb
-
-            self._connection = (os.getpid(), lancedb.connect(self.uri, storage_options=lancedb_options(self.uri)))
+            self._connection = (os.getpid(), connect_lancedb(self.uri))
         return self._connection[1]
 
     def create(self) -> None:
@@ -165,7 +163,7 @@ class TraceTables:
     ) -> Iterator[pa.RecordBatch]:
         """Yields the matching rows of a table, by default whole episodes; none where a table of this name is not there."""
         opened = self.open_if_there(table) if isinstance(table, str) else table
-        if opened is not None:
+        if opened is not None and limit != 0:  # which LanceDB takes for none
             query = opened.search().select(list(columns))
             query = query.where(where) if where else query
             with self.naming(opened.name):
@@ -268,8 +266,8 @@ def kind_of(ref: TracesRef | RewardsRef) -> str:
 
 
 def plain(text: str) -> str:
-    """Replaces the characters that Lance refuses in names of tables and in tags."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", text)
+    """Replaces the characters that Lance refuses in names of tables and in tags, where two dots may not follow each other."""
+    return re.sub(r"[^A-Za-z0-9._-]|(?<=\.)\.", "_", text)
 
 
 # ---- conditions in SQL

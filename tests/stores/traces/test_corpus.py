@@ -156,6 +156,34 @@ def test_a_corpus_that_is_missing_is_named(tmp_path: Path) -> None:
         Corpus(str(tmp_path / "index")).search(["a"], top_k=1)
 
 
+def test_a_corpus_without_its_index_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    uri = str(tmp_path / "index")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(LanceTable, "create_index", killed)
+        build_corpus(uri, written(tmp_path / "documents.jsonl", DOCUMENTS))
+    with pytest.raises(ValueError, match=r"has no index: .* build it again with `troupe corpus`"):
+        Corpus(uri).search(["dorin"], top_k=1)
+
+
+@pytest.mark.parametrize("form", ["~/an index", "file://{home}/an%20index"])
+def test_a_corpus_is_read_where_it_was_built(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    uri = form.format(home=tmp_path)
+    build_corpus(uri, written(tmp_path / "documents.jsonl", DOCUMENTS))
+    assert len(Corpus(uri)) == len(Corpus(str(tmp_path / "an index"))) == 3
+    with pytest.raises(ValueError, match="file://runs names the machine 'runs': write a path"):
+        build_corpus("file://runs", tmp_path / "documents.jsonl")
+
+
+@pytest.mark.nightly
+def test_a_corpus_on_object_storage_over_plain_http(tmp_path: Path, s3_uri: str) -> None:
+    build_corpus(s3_uri, written(tmp_path / "documents.jsonl", DOCUMENTS))
+    assert Corpus(s3_uri).search(["dorin"], top_k=1)[0][0].document_id == "3"
+
+
 def test_a_corpus_that_is_built_again_is_followed_once_it_has_its_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
