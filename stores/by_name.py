@@ -29,6 +29,7 @@ HEAVY = ("torch", "vllm", "ray", "deepspeed", "transformers")
 
 _loaded_by: WeakKeyDictionary[ModuleType, list[str]] = WeakKeyDictionary()
 """The heavy libraries that each module loaded when it was opened first: a second time it is in memory, and loads nothing."""
+_MODULE = re.compile(r"[\w-]+(\.[\w-]+)*")
 _OF_EXTENSION = re.compile(r"(pipelines|serve_apps|train_loops)\.extensions\.\w+")
 
 
@@ -49,7 +50,7 @@ def open_by_name(
     """
     at = f"{place}: " if place else ""
     module_name, _, name = path.partition(":")
-    if not module_name or not name:
+    if not _MODULE.fullmatch(module_name) or not name:
         raise ValueError(f"{at}{path!r} is not of the form 'package.module:Name'")
     loaded = set(sys.modules)
     module = _imported(module_name, path, at)
@@ -103,7 +104,10 @@ def check_settings(make: Callable[..., Any], settings: Mapping[str, Any], *, pla
     Keys are compared with its parameters, and values with their annotations, as JSON: a list fits a tuple, 1 fits a float, and "1" and
     true fit no number. Parameters without an annotation, or with one that no JSON value could fit, take anything.
     """
-    parameters = inspect.signature(make, follow_wrapped=False).parameters  # a decorator may supply some itself
+    try:
+        parameters = inspect.signature(make, follow_wrapped=False).parameters  # a decorator may supply some itself
+    except ValueError:  # what is written in C may have none
+        return
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     known = {
         name: parameter
@@ -158,7 +162,7 @@ def _hints(make: Callable[..., Any]) -> dict[str, Any]:
     """Returns the annotations of parameters; none where they name what only a type checker imports."""
     try:
         return get_type_hints(make.__init__ if isinstance(make, type) else make, include_extras=True)  # type: ignore[misc]
-    except (NameError, TypeError):
+    except Exception:  # noqa: BLE001 - an annotation as text is any expression
         return {}
 
 

@@ -79,10 +79,16 @@ _WRAPPED = re.compile(r"^### *Question:(.*?)(?=^### *Answer:|\Z)", re.DOTALL | r
 def read_task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
     """Returns the task of a row at the location `at`; null and NaN are missing values.
 
-    Raises ValueError if it has no prompt or one that is no question, neither answer nor tests, or an answer that is no number.
+    Raises ValueError if it has no prompt or one that is no question, neither answer nor tests, an answer that is no number, or
+    half of a surrogate pair, which no model reads.
     """
     try:
-        return _task(_without_nan(row), at, default_source)
+        task = _task(_without_nan(row), at, default_source)
+        "\n".join((task.task_id, task.prompt, task.source, *task.answers)).encode()
+        return task
+    except UnicodeEncodeError as error:
+        text = error.object[max(error.start - 20, 0) : error.end]
+        raise ValueError(f"{at}: half of a surrogate pair ends {text!r}: write the whole character") from None
     except RecursionError:
         raise ValueError(f"{at}: objects or lists within one another, too deep to be read") from None
 

@@ -67,6 +67,14 @@ def test_settings_are_read_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     check_settings(lambda a: a, {"a": {"of": "any"}}, place="here")
 
 
+def test_what_is_not_known_of_parameters_is_not_judged() -> None:
+    def shaped(rate: "shape [B, T]") -> None:  # noqa: F821, UP037
+        ...
+
+    check_settings(shaped, {"rate": 0.5}, place="here")
+    assert construct("builtins:dict", {"a": 1}, place="here") == {"a": 1}
+
+
 def test_what_a_decorator_supplies_is_not_missing() -> None:
     def make(rate: float, extra: object) -> tuple[float, object]:
         return rate, extra
@@ -107,7 +115,7 @@ def test_what_does_not_open_is_refused_with_its_line(
 
 
 def test_a_path_of_another_form_is_refused() -> None:
-    for path in ("module.Name", ":Name", "module:"):
+    for path in ("module.Name", ":Name", "module:", "..x:Name", "/tmp/x:Name", "a**:b", "x\0y:Name"):
         with pytest.raises(ValueError, match=r"here: .* is not of the form 'package\.module:Name'"):
             open_by_name(path, place="here")
 

@@ -288,6 +288,14 @@ def test_a_family_that_is_no_name_is_refused() -> None:
         task_of(question="2+2", answer="4", family=["a"])
 
 
+@pytest.mark.parametrize(
+    "row", [{"answer": "half \ud83d"}, {"id": "1", "answer": ["4", "half \ud83d"]}, {"id": "half \ud83d"}]
+)
+def test_half_of_a_surrogate_pair_is_refused_with_its_row(row: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^f:1: half of a surrogate pair ends '.*half \\ud83d'"):
+        task_of(**{"question": "2+2", "answer": "4", **row})
+
+
 def test_a_task_without_answer_needs_settings() -> None:
     with pytest.raises(ValueError, match=r"^f:1: task without answer: .* stand in `metadata`$"):
         task_of(**LAMPS, metadata={"split": "train", "family": "lamps"})
