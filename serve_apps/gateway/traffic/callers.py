@@ -51,7 +51,7 @@ class ApiKey(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: tuple[Scope, ...] = ("call",)
-    expires_at: float | None = None
+    expires_at: float | None = Field(None, allow_inf_nan=False)
     """Unix seconds; null: it never expires."""
     requests_per_minute: int | None = Field(None, ge=1)
     _file: str = PrivateAttr("")
@@ -60,6 +60,11 @@ class ApiKey(BaseModel):
     def holder(self) -> Holder:
         """Who sends the key."""
         return Holder(self._file, self.name)
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether it is not valid any more."""
+        return self.expires_at is not None and self.expires_at <= time.time()
 
 
 KEYS = TypeAdapter(list[ApiKey])
@@ -117,7 +122,8 @@ def write_keys(path: Path, keys: list[ApiKey]) -> None:
     """Replaces the file in one step, readable by its owner only."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".new")
-    scratch.touch(mode=0o600)
+    scratch.unlink(missing_ok=True)  # one that a killed write left behind may have another mode
+    scratch.touch(mode=0o600, exist_ok=False)
     scratch.write_bytes(json.dumps([json.loads(k.model_dump_json()) for k in keys], indent=1).encode())
     scratch.replace(path)
 
@@ -171,8 +177,10 @@ class KeyRing:
 
     @property
     def num_callers(self) -> int:
-        """The number of keys that may call models; without a file all callers are one."""
-        return 1 if self._path is None else sum("call" in key.scopes for key in self._by_hash.values())
+        """The number of valid keys that may call models; without a file all callers are one."""
+        if self._path is None:
+            return 1
+        return sum("call" in key.scopes and not key.has_expired for key in self._by_hash.values())
 
     def find(self, header: str | None) -> ApiKey:
         """Returns the key that the `Authorization` header names, whatever it may do; ApiError 401."""
@@ -188,7 +196,7 @@ class KeyRing:
         key = next((key for known, key in self._by_hash.items() if hmac.compare_digest(known, digest)), None)
         if key is None:
             raise ApiError(401, "this API key is not known", code="invalid_api_key")
-        if key.expires_at is not None and key.expires_at <= time.time():
+        if key.has_expired:
             raise ApiError(401, f"API key {key.name!r} has expired: ask for a new one", code="expired_api_key")
         return key
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serve_apps.config import GatewayTeamConfig
-from serve_apps.gateway.traffic.callers import ApiKey, Callers, make_key, write_keys
+from serve_apps.gateway.traffic.callers import ApiKey, Callers, KeyRing, make_key, read_keys, write_keys
 from serve_apps.openai_api.protocol import ApiError
 
 pytestmark = pytest.mark.fast
@@ -54,6 +54,21 @@ def test_keys_of_one_name_in_two_files_have_two_holders_and_one_in_both_is_two(t
     b = port.callers.keys({"host": "localhost", "authorization": f"Bearer {port.of_b}"})["b"]
     assert a.name == b.name and a.holder != b.holder
     assert port.callers.num == 2 + 2 + 1, "all callers without a key are one"
+
+
+def test_an_expired_key_is_no_caller_and_a_time_that_is_none_is_refused(tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys.json", [key_of("web")[1], make_key("old", expires_at=1.0)[1]])
+    assert KeyRing(tmp_path / "keys.json").num_callers == 1
+    text = (tmp_path / "keys.json").read_text()
+    (tmp_path / "keys.json").write_text(text.replace("1.0", "NaN"))
+    with pytest.raises(ValueError, match="expires_at"):
+        read_keys(tmp_path / "keys.json")
+
+
+def test_keys_are_readable_by_their_owner_only_whatever_a_killed_write_left(tmp_path: Path) -> None:
+    (tmp_path / "keys.new").touch(mode=0o644)
+    write_keys(tmp_path / "keys.json", [key_of("web")[1]])
+    assert (tmp_path / "keys.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_another_site_that_takes_this_machines_address_opens_no_team_without_keys(tmp_path: Path) -> None:
