@@ -29,7 +29,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from typing import Any
 
@@ -196,7 +196,8 @@ class FormProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._known: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+        self._known: OrderedDict[str, asyncio.Task[Mapping[str, Any]]] = OrderedDict()
+        """By hash: what was said of a form, or the work on it, for which all who ask for it wait."""
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forms")
         self._num_waiting = 0
@@ -210,15 +211,19 @@ class FormProcess:
                 f"the form and its tools have {len(line)} characters, and at most {MAX_CHARACTERS} are accepted"
             )
         key = sha256(line.encode()).hexdigest()
-        answer = self._known.get(key)
-        if answer is None:
-            answer = await self._asked_in_turn(line)
-            self._known[key] = answer
+        if key not in self._known:
+            trial = self._known[key] = asyncio.ensure_future(self._asked_in_turn(line))
+            trial.add_done_callback(partial(self._forget_unless_answered, key))
             while len(self._known) > MAX_REMEMBERED:
                 self._known.popitem(last=False)
+        answer = await asyncio.shield(self._known[key])  # one who leaves ends the trial for nobody
         if "error" in answer:
             raise ApiError(400, answer["error"], code=answer["code"], param=answer["param"])
         return str(answer["constraint"])
+
+    def _forget_unless_answered(self, key: str, trial: asyncio.Task[Mapping[str, Any]]) -> None:
+        if (trial.cancelled() or trial.exception() is not None) and self._known.get(key) is trial:
+            del self._known[key]
 
     async def _asked_in_turn(self, line: str) -> Mapping[str, Any]:
         if self._num_waiting >= MAX_WAITING:

@@ -130,12 +130,12 @@ class ShadowPlayer:
 
 
 def _failed(job: ShadowJob, error: BaseException) -> ShadowResult:
-    """Counts against the candidate, since the champion could answer, unless its workflow refuses the task.
+    """Counts against the candidate, since the champion could answer, unless its workflow refuses the task or this process is busy.
 
     An unforeseen error is logged with its traceback.
     """
     if isinstance(error, ApiError):
-        if error.code == INVALID_TASK:
+        if error.code == INVALID_TASK or error.status == 429:
             return DROPPED
         logger.info("a shadow request of %s@%d failed: %s", job.team, job.team_version, error.code)
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import xgrammar
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.openai_api.answer_reader import KNOWN_MARKS, ThoughtReader, Thoughts
 from serve_apps.openai_api.chat_request import ChatRequest
-from serve_apps.openai_api.constraints import constraint_of
+from serve_apps.openai_api.constraints import MAX_WAITING, FormProcess, constraint_of
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.openai_api.tool_formats import OfferedTools, tool_format
 from tests.small_tokenizers import QWEN, build
@@ -133,3 +135,30 @@ def test_calls_of_qwen_coder_and_llama_are_forced_in_their_words(tmp_path: Path)
     llama = ChatTokenizer(build("llama", tmp_path / "llama"))
     required = constraint(llama, tools=[tool("add")], tool_choice="required")
     assert takes(llama, required, '{"name": "add", "parameters": {"answer": 42}}')
+
+
+@pytest.mark.anyio
+async def test_equal_forms_at_once_are_made_once_and_what_was_not_tried_is_not_remembered() -> None:
+    process, asked = FormProcess(), list[str]()
+
+    def ask(line: str) -> dict[str, Any]:
+        asked.append(line)
+        time.sleep(0.01)
+        if "bad" in line:
+            raise ApiError(400, "not within 120 s", code="invalid_value")
+        return {"constraint": "{}"}
+
+    process.ask = ask  # type: ignore[method-assign]
+    leaves = asyncio.ensure_future(process.constraint({"form": "same"}))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    told = await asyncio.gather(*(process.constraint({"form": "same"}) for _ in range(2 * MAX_WAITING)))
+    assert told == ["{}"] * 2 * MAX_WAITING and len(asked) == 1
+    others = (process.constraint({"form": i}) for i in range(MAX_WAITING + 1))
+    *_, last = await asyncio.gather(*others, return_exceptions=True)
+    assert isinstance(last, ApiError) and last.status == 429
+    assert await process.constraint({"form": MAX_WAITING}) == "{}"
+    for _ in range(2):
+        with pytest.raises(ApiError, match="not within"):
+            await process.constraint({"form": "bad"})
+    assert len(asked) == 1 + MAX_WAITING + 1 + 2

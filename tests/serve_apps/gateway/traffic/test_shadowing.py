@@ -14,6 +14,7 @@ from waits import until
 
 from serve_apps.gateway.traffic.shadowing import Shadowing, ShadowJob, ShadowResult
 from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.protocol import ApiError
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
@@ -76,6 +77,13 @@ async def test_the_error_of_one_job_does_not_touch_the_others_of_its_batch(tiny_
     assert [result.outcome for result in results] == ["answered", "dropped", "failed", "answered"]
     scene.streams.error = KeyError("a bug")
     assert [result.outcome for result in await scene.shadow_player.play_jobs(jobs[:2])] == ["failed", "dropped"]
+
+
+async def test_a_process_that_is_busy_says_nothing_of_the_candidate(tiny_model: Path) -> None:
+    scene = Scene(tiny_model)
+    scene.serve_both(shadow=1.0)
+    scene.streams.error = ApiError(429, "too many forms are being tried", code="overloaded")
+    assert [result.outcome for result in await scene.shadow_player.play_jobs([job()])] == ["dropped"]
 
 
 async def test_a_shadow_request_is_sampled_whole_and_without_logprobs(tiny_model: Path) -> None:
