@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
+import regex
 from pydantic import Field, field_validator, model_validator
 
 from serve_apps.authoring.parsers import Parsers
@@ -154,6 +155,11 @@ class EpisodeConfig(Settings):
     last attempt is stored."""
 
 
+ESCAPED = re.compile(r"\\[pPN]\{[^}]*\}|\\.", re.DOTALL)
+FUZZY = re.compile(r"\{[^}]*[idse][^}]*\}")
+"""What the package `regex` may take for a number of errors that are let pass, and `re` for text."""
+
+
 class CaptureConfig(Settings):
     """This section sets which of the gateway's answers are stored in `storage.served`, to be inspected, rated and
     trained on."""
@@ -164,7 +170,8 @@ class CaptureConfig(Settings):
     share: float = Field(0.0, ge=0, le=1)
     """The share of the requests that may be stored which is stored. 0: none."""
     redact: dict[str, str] = Field(default_factory=dict)
-    """A mapping from a regular expression to its replacement, applied to every text before it is stored. An episode in which
+    """A mapping from a regular expression of the package `regex` to its replacement, applied to every text before it is stored.
+    Braces that would match approximately, such as `{e<=1}`, are refused; write `\\{` for a brace. An episode in which
     a text was replaced loses its token ids, which would still hold the text; it can be inspected and rated but not trained
     on."""
     keep_days: float = Field(30, gt=0)
@@ -176,9 +183,15 @@ class CaptureConfig(Settings):
     @classmethod
     def _is_a_pattern(cls, value: dict[str, str]) -> dict[str, str]:
         for pattern, replacement in value.items():
+            if FUZZY.search(ESCAPED.sub("", pattern)):
+                raise ValueError(
+                    f"{pattern!r}: braces that hold one of the letters i, d, s, e match approximately: write \\{{ for a brace"
+                )
             try:
-                re.compile(pattern).sub(replacement, "")
-            except re.error as error:
+                regex.compile(pattern)
+                # This always matches: only then is a replacement looked at.
+                regex.compile(f"{pattern}|").sub(replacement, "")
+            except (regex.error, IndexError) as error:
                 raise ValueError(f"{pattern!r} -> {replacement!r} is no regular expression: {error}") from None
         return value
 

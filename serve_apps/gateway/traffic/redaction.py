@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 UNCHANGED_FIELDS = (
     *("episode_id", "run_id", "team_key", "workflow", "group_id", "variant", "agent", "model_group", "tool", "caller"),
-    *("trace_id", "key", "policy_versions", "cut", "parents"),
+    *("trace_id", "task_id", "source", "key", "policy_versions", "cut", "parents"),
     *("prompt_token_ids", "completion_token_ids", "rollout_logprobs"),
 )
 """Fields that name or number parts of Troupe and hold no text of anybody."""
