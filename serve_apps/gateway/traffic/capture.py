@@ -9,8 +9,8 @@ be written the pending episodes are lost, but no request fails.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ from serve_apps.chat.long_texts import giving_back
 from serve_apps.config import CaptureConfig
 from serve_apps.gateway.traffic.callers import ApiKey
 from serve_apps.gateway.traffic.redaction import Redaction
-from serve_apps.gateway.traffic.teams import ServedTeam, TeamRoute, is_chosen
+from serve_apps.gateway.traffic.teams import ServedTeam, TeamRoute
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
 from stores.store_faults import UnreadableStore
 from stores.traces.served import Feedback, ServedStore
@@ -63,7 +63,7 @@ class Pending:
 class Capture:
     """Stores episodes of one team on one gateway replica. It lives in one event loop.
 
-    Its writer begins with the first episode; `close` it at the end.
+    `begin` it, and `close` it at the end.
     """
 
     def __init__(self, config: CaptureConfig, uri: str | None, *, count: Callable[[str, int], None]) -> None:
@@ -78,21 +78,17 @@ class Capture:
         self._num_characters = 0
         """Of the pending episodes and those that are being written."""
         self._opened: ServedStore | None = None
-        self._num_allowed = 0
         self._writer: asyncio.Task[None] | None = None
         self._flushing = asyncio.Lock()
         self._retention_checked_at = -RETENTION_INTERVAL_S
 
     def should_keep(self, store: bool | None) -> bool:
-        """Whether to store an answer; of those that may be stored it takes `capture.share`, evenly spread.
+        """Whether to store an answer; of those that may be stored it takes `capture.share`, at random.
 
         Args: store: the field `store` of the request.
         """
         is_allowed = store is True or (store is None and self.config.consent == "given")
-        if not is_allowed or not self.config.share:
-            return False
-        self._num_allowed += 1
-        return is_chosen(self._num_allowed - 1, self.config.share)
+        return is_allowed and random.random() < self.config.share
 
     def keep_trace(
         self, trace: Trace, *, team: ServedTeam, key: ApiKey, is_trainable: bool, score: float | None = None
@@ -118,14 +114,13 @@ class Capture:
         if score is not None:
             feedback = Feedback(trace_id=trace.episode_id, key=key.name, at=time.time(), score=score)
         self._pending.append(Pending(trace=trace, served=served, feedback=feedback, size=size))
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.ensure_future(self._write_repeatedly())
+        self.begin()
         return "kept"
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether an episode was taken, and `close` has something to end."""
-        return self._writer is not None
+    def begin(self) -> None:
+        """Begins to write what is pending, and to remove what is old, also of a store to which nothing is added any more."""
+        if self.uri is not None and (self._writer is None or self._writer.done()):
+            self._writer = asyncio.ensure_future(self._write_repeatedly())
 
     async def close(self) -> None:
         """Writes the pending episodes and ends the writer."""
@@ -167,8 +162,7 @@ class Capture:
                 await self._write(self._writing)
                 self._num_characters -= sum(pending.size for pending in self._writing)
                 self._writing = []
-            if self._opened is not None:
-                await self._drop_old(self._opened)
+            await self._drop_old()
 
     def _next_batch(self) -> list[Pending]:
         batch = [self._pending.popleft()]
@@ -180,28 +174,29 @@ class Capture:
 
     async def _write(self, pending: list[Pending]) -> None:
         feedback = [p.feedback for p in pending if p.feedback is not None]
-        redacted = [await asyncio.to_thread(self._redaction.redact, p.trace) for p in pending]
-        traces = [_stored(p, trace) for p, trace in zip(pending, redacted, strict=True)]
-        num_redacted = sum(trace is not None for trace in redacted)
         try:
+            redacted = [await asyncio.to_thread(self._redaction.redact, p.trace) for p in pending]
+            traces = [_stored(p, trace) for p, trace in zip(pending, redacted, strict=True)]
             size = sum(p.size for p in pending)
             await asyncio.to_thread(giving_back, size, lambda: self._store().write_judged(traces, feedback))
-        except (OSError, RuntimeError, ValueError) as error:
-            self._count("failed", len(traces))
-            logger.warning("%d served episodes are lost, %s cannot be written: %s", len(traces), self.uri, error)
+        except Exception as error:  # noqa: BLE001 - outcomes hold objects of a team's own classes, and the writer must go on
+            self._count("failed", len(pending))
+            logger.warning("%d served episodes are lost, %s cannot be written: %s", len(pending), self.uri, error)
         else:
+            num_redacted = sum(trace is not None for trace in redacted)
             self._count("redacted", num_redacted)
             self._count("kept", len(traces) - num_redacted)
             self._count("feedback", len(feedback))
 
-    async def _drop_old(self, store: ServedStore) -> None:
-        """Removes the episodes that are older than `keep_days`, once per `RETENTION_INTERVAL_S`."""
-        if time.monotonic() < self._retention_checked_at + RETENTION_INTERVAL_S:
+    async def _drop_old(self) -> None:
+        """Removes the episodes that are older than `keep_days`, once per `RETENTION_INTERVAL_S`, where there is a store."""
+        if self.uri is None or time.monotonic() < self._retention_checked_at + RETENTION_INTERVAL_S:
             return
+        store = self._opened or ServedStore(self.uri)
         self._retention_checked_at = time.monotonic()
         try:
             before = time.time() - self.config.keep_days * 86_400
-            num_dropped = await asyncio.to_thread(store.drop_before, before)
+            num_dropped = await asyncio.to_thread(lambda: store.drop_before(before) if store.is_there() else 0)
         except (OSError, RuntimeError, ValueError) as error:
             # Another replica does the same at this moment, or the store is down.
             logger.warning("old episodes stay in %s for another hour: %s", self.uri, error)
@@ -228,8 +223,9 @@ class Captures:
             running = before.get(name)
             is_same = running is not None and (running.config, running.uri) == (config, uri)
             self._of_team[name] = running if running and is_same else Capture(config, uri, count=self._count)
+            self._of_team[name].begin()
         for name, capture in before.items():
-            if self._of_team.get(name) is not capture and capture.is_writing:
+            if self._of_team.get(name) is not capture and capture.uri is not None:
                 closing = asyncio.ensure_future(capture.close())
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
@@ -254,9 +250,9 @@ class Captures:
         Args: keys: by team, the caller's keys.
         """
         try:
-            team = await self._team_of_answer(trace_id, keys)
+            team, capture = await self._team_of_answer(trace_id, keys)
             stored = Feedback(trace_id=trace_id, key=keys[team].name, at=time.time(), **feedback.model_dump())
-            await self._of_team[team].write_feedback(stored)
+            await capture.write_feedback(stored)
         except (UnreadableStore, OSError) as error:
             logger.warning("feedback on %s is not stored: %s", trace_id, error)
             reason = "the store of answers cannot be used now: try again later; the gateway's log says why"
@@ -270,14 +266,15 @@ class Captures:
         if self._closing:
             await asyncio.wait({*self._closing})
 
-    async def _team_of_answer(self, trace_id: str, keys: Mapping[str, ApiKey]) -> str:
+    async def _team_of_answer(self, trace_id: str, keys: Mapping[str, ApiKey]) -> tuple[str, Capture]:
         captures = {name: c for name, c in self._of_team.items() if name in keys and c.uri is not None}
-        for _ in range(2):  # a second time after a wait, since another replica may be about to write it
+        longest_s = max((capture.config.flush_s for capture in captures.values()), default=0)
+        for wait_s in (0, 2 * longest_s):  # a second time after a wait, since another replica may be about to write it
+            await asyncio.sleep(wait_s)
             with self._searching():
                 for name, capture in captures.items():
                     if await capture.has_answer(trace_id, team=name, key=keys[name]):
-                        return name
-            await asyncio.sleep(2 * max((capture.config.flush_s for capture in captures.values()), default=0))
+                        return name, capture
         raise ApiError(
             404,
             f"no answer {trace_id!r} to API key {next(iter(keys.values())).name!r} is stored: answers are stored for a limited time, "
@@ -302,7 +299,11 @@ class Captures:
 
 def _size_of(trace: Trace) -> int:
     turns = sum(len(t.prompt_text) + len(t.completion_text) + 8 * len(t.prompt_token_ids) for t in trace.turns)
-    return turns + len(trace.task.prompt) + len(json.dumps([trace.task.metadata, trace.outcome_metadata], default=str))
+    try:
+        metadata = len(repr([trace.task.metadata, trace.outcome_metadata]))
+    except Exception:  # noqa: BLE001 - any class may define a repr that raises, and the request was answered
+        metadata = 0
+    return turns + len(trace.task.prompt) + metadata
 
 
 def _stored(pending: Pending, redacted: Trace | None) -> Trace:

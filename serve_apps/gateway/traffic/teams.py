@@ -10,9 +10,9 @@ mixes two teams.
 from __future__ import annotations
 
 import asyncio
-import itertools
+import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -137,10 +137,6 @@ class Production:
     config: TeamRoute
     champion: ServedTeam
     candidate: ServedTeam | None = None
-    _num_anonymous: Any = field(default_factory=itertools.count)
-    """Counts the requests that name no user."""
-    _num_shadows: Any = field(default_factory=itertools.count)
-    """Counts the requests that may be copied to the candidate."""
 
     @classmethod
     def build(cls, name: str, config: TeamRoute) -> Production:
@@ -153,15 +149,13 @@ class Production:
     def choose_contender(self, user: str | None) -> ServedTeam:
         """Returns the team that answers a request.
 
-        A user stays on one team as long as the share only grows. Requests without a user are dealt out in turn.
+        A user stays on one team as long as the share only grows. Requests without a user are drawn at random: in turn, a caller
+        that asks its agents in turn would give each team another kind of request.
         """
         if self.candidate is None or not self.config.share:
             return self.champion
-        if user is None:
-            is_candidate = is_chosen(next(self._num_anonymous), self.config.share)
-        else:
-            is_candidate = user_position(user, self.config.salt) < self.config.share
-        return self.candidate if is_candidate else self.champion
+        position = random.random() if user is None else user_position(user, self.config.salt)
+        return self.candidate if position < self.config.share else self.champion
 
     def has_loaded(self, team: ServedTeam) -> bool:
         """Whether a set of policy apps is known to still have this team loaded: as champion, candidate or previous."""
@@ -170,10 +164,8 @@ class Production:
         return any((d.team_version, d.set_name, d.team_spec["team_key"]) == identity for d in deployed if d is not None)
 
     def choose_shadow_team(self, answered_by: ServedTeam) -> ServedTeam | None:
-        """Returns the candidate if this request of the champion's is to be copied to it; takes the share in turn."""
-        if self.candidate is None or not self.config.shadow or answered_by.alias != "champion":
-            return None
-        return self.candidate if is_chosen(next(self._num_shadows), self.config.shadow) else None
+        """Returns the candidate if this request of the champion's is to be copied to it; draws the share at random."""
+        return self.candidate if answered_by.alias == "champion" and random.random() < self.config.shadow else None
 
 
 def parse_teams(user_config: Mapping[str, Any]) -> dict[str, TeamRoute]:
@@ -227,11 +219,6 @@ def model_of(team: ServedTeam, model: str) -> tuple[str, str | None]:
     if model not in team.models:
         raise _unknown_model(model, list(team.models))
     return team.models[model]
-
-
-def is_chosen(index: int, share: float) -> bool:
-    """Whether request number `index` is one of the share, spread evenly: of the first n it takes floor(n * share)."""
-    return int((index + 1) * share) > int(index * share)
 
 
 def _unknown_model(model: str, known: list[str]) -> ApiError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import namedtuple
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from gateway_scene import Scene, deployed_team, keys_file
 from records import MakeTrace
+from waits import until
 
 from serve_apps.config import CaptureConfig
 from serve_apps.gateway.traffic.callers import ApiKey, make_key
@@ -22,7 +24,7 @@ from serve_apps.gateway.traffic.redaction import NOT_READ, Redaction
 from serve_apps.gateway.traffic.teams import TeamRoute, TeamStores
 from stores.traces import served
 from stores.traces.served import Feedback, ServedStore
-from stores.types import SERVED, Trace
+from stores.types import SERVED, Sampling, Trace
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 HELLO = {
@@ -82,13 +84,80 @@ async def test_answers_without_consent_are_not_stored(tiny_model: Path, tmp_path
     assert [trace.episode_id for trace in kept(store)] == [agreed["id"]]
 
 
-async def test_only_the_configured_share_of_answers_is_stored(tiny_model: Path, tmp_path: Path) -> None:
-    scene, store = scene_of(tiny_model, tmp_path, share=0.25)
-    async with scene.http() as http:
-        for _ in range(8):
-            await ask(http, store=True)
+def test_only_the_configured_share_of_answers_is_stored_whatever_the_callers_rhythm() -> None:
+    capture = Capture(CaptureConfig(share=0.5), None, count=lambda *_: None)
+    taken = [capture.should_keep(True) for _ in range(400)]
+    assert 60 < sum(taken[::2]) < 140 and 60 < sum(taken[1::2]) < 140
+    assert not any(Capture(CaptureConfig(), None, count=lambda *_: None).should_keep(True) for _ in range(100))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+async def test_old_answers_go_although_no_new_one_is_stored(
+    tiny_model: Path, tmp_path: Path, make_trace: MakeTrace, share: float
+) -> None:
+    store = ServedStore(str(tmp_path / "served"))
+    store.create()
+    store.write_episodes([make_trace(started_at=time.time() - 3 * 86_400)])
+    scene, _ = scene_of(tiny_model, tmp_path, share=share, keep_days=1)
     await scene.service.capture.close()
-    assert len(kept(store)) == 2
+    assert not kept(store)
+
+
+async def test_a_team_without_a_store_gets_none_by_the_search_for_old_answers(tiny_model: Path, tmp_path: Path) -> None:
+    scene, _ = scene_of(tiny_model, tmp_path, keep_days=1)
+    await asyncio.sleep(0.3)
+    await scene.service.capture.close()
+    assert not (tmp_path / "served").exists()
+
+
+class Silent:
+    """Of a class that somebody wrote."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+
+@pytest.mark.parametrize("outcome", [{(1, 2): "a"}, {"a": Silent()}, {"a": namedtuple("Point", "x y")(1, 2)}])
+async def test_an_outcome_that_is_no_json_fails_no_request_and_stops_no_writer(
+    tiny_model: Path, tmp_path: Path, make_trace: MakeTrace, outcome: dict[Any, Any]
+) -> None:
+    scene, store = scene_of(tiny_model, tmp_path, redact={"nowhere": "x"})
+    team, capture, (_, key) = scene.service.teams["demo"].champion, scene.service.capture, make_key("caller")
+    odd = make_trace(0, started_at=time.time(), outcome_metadata=outcome)
+    assert capture.keep_trace(odd, team=team, key=key, is_trainable=True) == "kept"
+    await until(lambda: not capture._of_team["demo"]._num_characters)
+    sound = make_trace(1, started_at=time.time())
+    assert capture.keep_trace(sound, team=team, key=key, is_trainable=True) == "kept"
+    await capture.close()
+    assert sound.episode_id in {trace.episode_id for trace in kept(store)}
+
+
+async def test_feedback_on_an_answer_of_a_team_that_goes_meanwhile_is_stored_and_an_unknown_answer_is_told_at_once(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    scene, store = scene_of(tiny_model, tmp_path, flush_s=0.5)
+    async with scene.http() as http:
+        answer = await ask(http, store=True)
+        capture = scene.service.capture._of_team["demo"]
+        has_answer, begun, looked = capture.has_answer, time.monotonic(), list[float]()
+
+        async def goes(*args: Any, **more: Any) -> bool:
+            scene.service.capture.follow({})
+            return await has_answer(*args, **more)
+
+        async def nothing(*_: Any, **__: Any) -> bool:
+            looked.append(time.monotonic() - begun)
+            return False
+
+        capture.has_answer = nothing  # type: ignore[method-assign]
+        assert (await http.post("/v1/traces/x/feedback", json={"score": 1})).status_code == 404
+        assert len(looked) == 2 and time.monotonic() - begun < looked[1] + 0.8, (
+            "it waits before it looks again, not after"
+        )
+        capture.has_answer = goes  # type: ignore[method-assign]
+        given = await http.post(f"/v1/traces/{answer['id']}/feedback", json={"score": 1})
+    await scene.service.capture.close()
+    assert given.status_code == 200 and [said.score for said in store.feedback_on()] == [1.0]
 
 
 @pytest.mark.parametrize("more", [{"top_p": 0.9}, {"n": 2}, {"presence_penalty": 0.5}, {"model": "demo/group/shared"}])
@@ -305,9 +374,41 @@ async def test_long_answers_are_written_few_at_a_time_and_none_is_lost(
     assert all(store.served(f"chatcmpl-{number}") for number in range(len(sizes)))
 
 
-def test_an_invalid_redaction_pattern_is_refused(tiny_model: Path) -> None:
-    with pytest.raises(ValueError, match="no regular expression"):
-        Scene(tiny_model, capture={"redact": {"(": "x"}})
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "said"),
+    [
+        ("(", "x", "no regular expression"),
+        ("a", r"\g<2>", "no regular expression"),
+        ("id{d}", "x", "match approximately"),
+        (r"\\{e<=1}", "x", "match approximately"),
+        (r"\d{1<=e<=3}", "x", "match approximately"),
+    ],
+)
+def test_an_invalid_redaction_pattern_is_refused(pattern: str, replacement: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        CaptureConfig(redact={pattern: replacement})
+
+
+def test_patterns_that_only_the_redaction_knows_and_escaped_braces_are_taken() -> None:
+    patterns = {r"\p{Lu}{2,}": "<name>", r"id\{d\}": "<d>", "(?i)(card) [0-9]{16}": r"\1 <number>", r"z++": "x"}
+    redaction = Redaction(CaptureConfig(redact=patterns).redact)
+    assert redaction.clean(["id{d} id", "Card 4111111111111111"]) == ["<d> id", "Card <number>"]
+
+
+@pytest.mark.parametrize("pattern", [r"\d", "[0-9a-f]{4,}", "service"])
+def test_ids_are_no_text_and_cost_no_tokens(make_trace: MakeTrace, pattern: str) -> None:
+    trace = make_trace(episode_id="chatcmpl-1234567", group_id="request-1234567", answer="six", outcome_metadata={})
+    task = replace(trace.task, task_id="request-1234567", source="service", prompt="Six?", answers=(), metadata={})
+    turn = replace(
+        trace.turns[0],
+        prompt_text="Six?",
+        completion_text="six",
+        format_fault="",
+        fields={},
+        sampling=Sampling(max_tokens=8),
+    )
+    trace = replace(trace, task=task, turns=(turn,), tool_calls=(), error="", stop_reason="")
+    assert Redaction({pattern: "x"}).redact(trace) is None
 
 
 def test_a_redacted_number_is_also_replaced_where_it_is_a_json_number(make_trace: MakeTrace) -> None:
