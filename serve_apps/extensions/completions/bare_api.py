@@ -30,6 +30,7 @@ from serve_apps.gateway.traffic.callers import ApiKey
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import ServedTeam, model_of
 from serve_apps.openai_api.constraints import tried_constraint
+from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.protocol import ApiError
 from serve_apps.policy.policy_stream import PolicyStreams
 from stores.types import Sampling
@@ -46,7 +47,7 @@ def add_to(api: FastAPI, _: Service) -> None:
 async def create_completion(body: CompletionRequest, request: Request, service: ServiceDependency) -> Response:
     """Continues prompts by the model of a group, without a chat template; agents answer chats."""
     production, key = service.authorize(request, "call", model=body.model, counts=True)
-    slot = await service.take_slot(production.name, body.user, key)
+    slot = await unless_gone(request, service.take_slot(production.name, body.user, key))
 
     async def prepare() -> Work:
         group, agent = model_of(slot.team, body.model)
@@ -102,7 +103,7 @@ async def detokenize(body: DetokenizeRequest, request: Request, service: Service
 async def _slot(service: Service, model: str, request: Request) -> Slot:
     """Takes a place as any request does: tokenizing is work."""
     production, key = service.authorize(request, "call", model=model, counts=True)
-    return await service.take_slot(production.name, None, key)
+    return await unless_gone(request, service.take_slot(production.name, None, key))
 
 
 def _ended(service: Service, slot: Slot, key: ApiKey, calls: list[ModelCall]) -> None:

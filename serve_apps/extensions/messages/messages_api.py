@@ -24,6 +24,7 @@ from serve_apps.gateway.http.answering import LongBodyRoute, ServiceDependency, 
 from serve_apps.gateway.http.chat_api import answer_chat
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import model_of
+from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.protocol import ApiError, invalid_body_error
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -86,7 +87,7 @@ async def count_tokens(body: CountRequest, request: Request, service: ServiceDep
     _check_on(service)
     production, key = service.authorize(request, "call", model=body.model, counts=True)
     # A place as any request takes: tokenizing is work.
-    with await service.take_slot(production.name, None, key) as team:
+    with await unless_gone(request, service.take_slot(production.name, None, key)) as team:
         group, agent = model_of(team, body.model)
 
         def count() -> int:

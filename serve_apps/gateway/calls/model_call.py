@@ -23,6 +23,8 @@ from stores.types import GenerateRequest, Sampling
 
 MAX_LOGPROBS = 200_000
 """Logprobs of a reply: each is an object of its own."""
+ENDS = ("stop", "length")
+"""Finish reasons of a whole completion; an engine that aborts one says another."""
 MAX_NAMES, MAX_NAME = 32, 64
 """How many names a header has, and the characters of each."""
 
@@ -37,7 +39,7 @@ class Choice:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[Mapping[int, float]] = field(default_factory=list)
     finish_reason: str = ""
-    """`stop` or `length`, as sampled; empty while it grows. Tool calls are found in the text later."""
+    """One of `ENDS`, as sampled; empty while it grows. Tool calls are found in the text later."""
     stop: str | None = None
     """The stop string before which it ended; None where it ended otherwise."""
     policy_version: int = -1
@@ -96,7 +98,9 @@ class ModelCall:
     @property
     def is_complete(self) -> bool:
         """Whether every choice was sampled to its end."""
-        return len(self.choices) == self.request.n and all(choice.finish_reason for choice in self.choices.values())
+        return len(self.choices) == self.request.n and all(
+            choice.finish_reason in ENDS for choice in self.choices.values()
+        )
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -210,7 +214,7 @@ async def _sample_choice(
             pieces.put_nowait(ChoicePiece(choice=choice, text=text, delta=delta))
             if choice.finish_reason:
                 break
-    if choice.finish_reason not in ("stop", "length"):
+    if choice.finish_reason not in ENDS:
         raise ApiError(503, "the engine aborted the request", code="engine_unavailable", retry_after_s=2)
     rest = text_stream.end()
     choice.text += rest

@@ -146,7 +146,7 @@ def _check(team: ServedTeam, task: Task) -> None:
         team.acting.workflow.check_request(task)
     except (ValueError, AuthorError) as refusal:
         message = str(refusal)
-    except (AttributeError, LookupError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001 - a team's own code on a caller's values may raise anything
         message = f"the workflow cannot read this task: {type(error).__name__}: {error}"
     else:
         return

@@ -41,7 +41,7 @@ class Work:
     reply: Callable[[], Awaitable[dict[str, Any]]]
     events: Callable[[], Events]
     on_end: Callable[[], None]
-    """Is called once it has ended, complete or not; for a reply that an error ended, not."""
+    """Is called once it has ended, complete or not, also where the caller has left; for a reply that another error ended, not."""
 
 
 async def answered(
@@ -58,7 +58,12 @@ async def answered(
             if is_streamed:
                 stream = SlotStream(slot, work)
                 return stream
-            reply = await unless_gone(request, service.within_timeout(work.reply()))
+            try:
+                reply = await unless_gone(request, service.within_timeout(work.reply()))
+            except ApiError as error:
+                if error.status == 499:  # what was sampled until then counts
+                    work.on_end()
+                raise
     finally:
         if stream is None:
             slot.release()

@@ -37,6 +37,7 @@ from serve_apps.gateway.traffic.figures import chat_figures
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import model_of
 from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.http_errors import unless_gone
 
 router = APIRouter(route_class=LongBodyRoute)
 
@@ -69,7 +70,7 @@ async def answer_chat(
         events: the chunks of `stream: true` -> events.
         form: a reply in OpenAI's form -> that of the API.
     """
-    slot = await service.take_slot(team, body.user, key)
+    slot = await unless_gone(request, service.take_slot(team, body.user, key))
 
     async def prepare() -> Work:
         of_chat = await worked_on(body.num_characters, asked) if callable(asked) else asked

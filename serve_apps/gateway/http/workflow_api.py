@@ -14,6 +14,7 @@ from serve_apps.gateway.traffic.admission import Slot
 from serve_apps.gateway.traffic.callers import ApiKey
 from serve_apps.gateway.traffic.figures import run_figures
 from serve_apps.gateway.traffic.service import Service
+from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.protocol import RunRequest
 
 router = APIRouter(route_class=LongBodyRoute)
@@ -23,7 +24,7 @@ router = APIRouter(route_class=LongBodyRoute)
 async def create_workflow_run(team: str, body: RunRequest, request: Request, service: ServiceDependency) -> Response:
     """Runs the whole workflow of a team on one task; returns its answer, or server-sent events with one per turn."""
     _, key = service.authorize(request, "call", team=team, counts=True)
-    slot = await service.take_slot(team, body.user, key)
+    slot = await unless_gone(request, service.take_slot(team, body.user, key))
     runs: list[WorkflowRun] = []
 
     async def prepare() -> Work:

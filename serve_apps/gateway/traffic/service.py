@@ -147,7 +147,8 @@ class Service:
         self._is_stopping = True
         end = asyncio.get_running_loop().time() + within_s
         for limit in self._answer_times:
-            if (when := limit.when()) is not None:
+            # One that has expired cannot be set anew, and its answer is about to end.
+            if not limit.expired() and (when := limit.when()) is not None:
                 limit.reschedule(min(when, end))
 
     @property
@@ -162,14 +163,13 @@ class Service:
 
         The team is chosen only once there is a slot: a switch to another team also applies to the requests in the queue.
         """
-        team_named(self.teams, name)
         await self._enter(key)
-        try:
-            team = team_named(self.teams, name).choose_contender(user)
-        except BaseException:
-            self.admission.leave(key.holder)
-            raise
-        return self._slot_of(team, key)
+        production = self.teams.get(name)
+        if production is not None:
+            return self._slot_of(production.choose_contender(user), key)
+        self.admission.leave(key.holder)
+        # Without the names of other teams, which this caller may not reach.
+        raise ApiError(404, f"there is no team {name!r} any more", code="team_not_found", param="team")
 
     async def take_slot_on(self, team: ServedTeam, key: ApiKey) -> Slot:
         """Waits for a slot for one more call of a team that was chosen before.

@@ -52,6 +52,8 @@ class Confused(Careless):
 
     def check_task(self, task: Task, place: str) -> None:
         """Raises whatever comes."""
+        if task.metadata["says"] == 0:
+            raise RuntimeError("a bug")
         if not task.metadata["says"]["it"].strip():
             raise ValueError(f"{place}: metadata.says.it is empty")
 
@@ -106,6 +108,7 @@ def scene_of(model: Path, workflow: tuple[str, tuple[str, ...]], **spec_changes:
         (CONFUSED, {"says": None}, "the workflow cannot read this task: TypeError"),
         (CONFUSED, {"says": {"it": 5}}, "the workflow cannot read this task: AttributeError"),
         (CONFUSED, {"says": {}}, "the workflow cannot read this task: KeyError"),
+        (CONFUSED, {"says": 0}, "the workflow cannot read this task: RuntimeError: a bug"),
         (CONFUSED, {"says": {"it": " "}}, "the task: metadata.says.it is empty"),
     ],
 )

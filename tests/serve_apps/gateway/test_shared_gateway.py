@@ -13,9 +13,10 @@ from gateway_scene import Scene, deployed_team
 from waits import until
 
 from serve_apps.config import CaptureConfig, GatewayTeamConfig
-from serve_apps.gateway.traffic.callers import SCOPES, make_key, write_keys
+from serve_apps.gateway.traffic.callers import ANYONE, SCOPES, make_key, write_keys
 from serve_apps.gateway.traffic.capture import MAX_SEARCHES
 from serve_apps.gateway.traffic.teams import TeamRoute, TeamStores
+from serve_apps.openai_api.protocol import ApiError
 from stores.traces.served import ServedStore
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
@@ -194,6 +195,39 @@ async def test_a_caller_of_one_team_leaves_places_to_the_other(tiny_model: Path,
     assert shared.scene.service.share_of_a_key == 0.75
     shared.share("a")
     assert shared.scene.service.share_of_a_key == 1.0
+
+
+async def test_a_caller_whose_team_goes_while_it_waits_is_told_no_other_teams_name(tiny_model: Path) -> None:
+    scene = Scene(tiny_model, max_in_flight=1)
+    route = TeamRoute(champion=deployed_team(tiny_model, 3, "blue"))
+    scene.share({"secret": route, "demo": route})
+    slot = await scene.service.take_slot("secret", None, ANYONE)
+    waits = asyncio.ensure_future(scene.service.take_slot("demo", None, ANYONE))
+    await until(lambda: scene.service.admission.num_waiting)
+    scene.share({"secret": route})
+    slot.release()
+    with pytest.raises(ApiError, match="no team 'demo'") as refused:
+        await waits
+    assert refused.value.status == 404 and "secret" not in str(refused.value)
+    assert scene.service.admission.num_in_flight == 0
+
+
+async def test_a_replica_stops_although_an_answer_is_just_timing_out(tiny_model: Path) -> None:
+    service = Scene(tiny_model, request_timeout_s=0.05).service
+    is_ending = asyncio.Event()
+
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            is_ending.set()
+            await asyncio.sleep(0.1)
+
+    answer = asyncio.ensure_future(service.within_timeout(slow_to_end()))
+    await is_ending.wait()
+    service.end_answers(within_s=18)
+    with pytest.raises(ApiError):
+        await answer
 
 
 async def test_a_replica_that_stops_tells_the_callers_whose_answers_it_cannot_end(tiny_model: Path) -> None:
