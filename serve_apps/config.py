@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-import regex
 from pydantic import Field, field_validator, model_validator
 
 from serve_apps.authoring.parsers import Parsers
@@ -155,6 +154,13 @@ class EpisodeConfig(Settings):
     last attempt is stored."""
 
 
+try:
+    import regex
+except (
+    ModuleNotFoundError
+):  # with the dependencies of the core alone: where patterns are applied, they are checked as well
+    regex = None  # type: ignore[assignment]
+
 ESCAPED = re.compile(r"\\[pPN]\{[^}]*\}|\\.", re.DOTALL)
 FUZZY = re.compile(r"\{[^}]*[idse][^}]*\}")
 """What the package `regex` may take for a number of errors that are let pass, and `re` for text."""
@@ -187,6 +193,8 @@ class CaptureConfig(Settings):
                 raise ValueError(
                     f"{pattern!r}: braces that hold one of the letters i, d, s, e match approximately: write \\{{ for a brace"
                 )
+            if regex is None:
+                continue
             try:
                 regex.compile(pattern)
                 # This always matches: only then is a replacement looked at.
