@@ -37,8 +37,10 @@ from stores.types import Cause, Trace
 
 logger = logging.getLogger(__name__)
 
-WRITE_EVERY_S = 0.5
-"""A finished episode waits at most this long for company before it is stored, if nothing else finishes."""
+IDLE_S = 0.5
+"""Where no episode finishes for this long, those that have finished are stored."""
+WRITE_EVERY_S = 1.0
+"""A finished episode waits at most this long before it is stored: budgets and early stops count what is stored."""
 WRITE_BATCH = 128
 """Finished episodes that are stored in one commit: fewer make more commits, more are lost where a collector ends."""
 TELL_EVERY_S = 2.0
@@ -171,10 +173,13 @@ class Collector:
         if stop_state:
             stop_state.tasks = set(left)
         finished: list[Trace] = []
+        oldest = 0.0  # when the first of them finished
         while left:
-            done, left = await asyncio.wait(left, timeout=WRITE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            done, left = await asyncio.wait(left, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
+            oldest = oldest if finished else time.monotonic()
             finished += [trace for task in done if not task.cancelled() and (trace := task.result()) is not None]
-            if finished and (len(finished) >= WRITE_BATCH or not left or not done):
+            is_due = not done or time.monotonic() >= oldest + WRITE_EVERY_S
+            if finished and (len(finished) >= WRITE_BATCH or not left or is_due):
                 await asyncio.to_thread(store.write_episodes, finished, replaced=replaced)
                 with carried(log):
                     log_failed(finished, is_last=not left)

@@ -149,7 +149,7 @@ def test_an_orchestrator_starts_from_the_episodes_of_a_fixed_workflow_and_keeps_
     start = {
         "run": "orchestrated",
         "iterations": 1,
-        "model_groups.team.model": fixed.weights.fetch(champion),
+        "model_groups.team.model": str(fixed.weights.fetch(champion)),
         "warmstart": {
             "traces": {"uri": fixed.traces_uri, "weights": fixed.weights_uri, "run": "fixed"},
             "num_demonstrations": 100,

@@ -217,7 +217,7 @@ async def test_a_server_gets_the_variables_that_are_named_and_no_others(monkeypa
     monkeypatch.setenv("WANTED", "w")
     named = {"environment": {"MORE": "m"}, "inherit": ["WANTED"]}
     said = [await tool("variable", **named)(name=name) for name in ("SECRET", "WANTED", "MORE")]
-    assert said == ["", "w", "m"]
+    assert said == ['{"result": ""}', "w", "m"], "of an answer without text the data"
 
 
 @pytest.mark.test

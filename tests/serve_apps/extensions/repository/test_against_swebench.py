@@ -16,7 +16,7 @@ from pipelines.tasks.splits import settings_of
 from serve_apps.extensions.repository.grading import grade
 from serve_apps.extensions.repository.suite import suite
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 pytestmark = [pytest.mark.nightly, pytest.mark.needs_program("bwrap")]
 
 
