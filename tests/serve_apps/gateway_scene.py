@@ -111,7 +111,16 @@ class Scene:
     def share(self, teams: Mapping[str, TeamRoute]) -> None:
         """Serves these teams, each with settings of its own."""
         built = {name: Production.build(name, config) for name, config in teams.items()}
-        self.service.deploy(built)
+
+        async def deploy() -> None:
+            self.service.deploy(built)
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # a fixture, or a test that is no coroutine: a service lives in an event loop
+            asyncio.run(deploy())
+        else:
+            self.service.deploy(built)
         self.shadow_player.service.teams = built
 
     @asynccontextmanager

@@ -76,7 +76,7 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tiny_model: Path, tmp_path: Path) -> Stage:
+async def stage(tiny_model: Path, tmp_path: Path) -> Stage:
     return Stage(tiny_model, tmp_path, MULTIPLY, ADD, "55")
 
 
