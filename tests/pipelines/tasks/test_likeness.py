@@ -56,6 +56,8 @@ def test_the_note_says_how_many_and_shows_the_one_that_is_most_alike() -> None:
     (note,) = practised_notes({"train": TRAIN, "gate": gate, "test": gate[1:]})
     assert note.startswith("tasks.gate: 1 of 2 tasks are like one of tasks.train")
     assert "'Compute 57 * 50 - 3.' and 'Compute 50 * 57 - 3.'" in note
+    others = [task(i, f"Compute {i} * 3 - 4.", str(3 * i - 4)) for i in range(400, 440)]
+    assert practised_notes({"train": TRAIN, "gate": [gate[0], *others]}) == [], "one of 41 says nothing"
     assert practised_notes({"train": TRAIN}) == practised([], gate) == practised(TRAIN, []) == []
 
 
