@@ -162,7 +162,7 @@ except (
     regex = None  # type: ignore[assignment]
 
 ESCAPED = re.compile(r"\\[pPN]\{[^}]*\}|\\.", re.DOTALL)
-FUZZY = re.compile(r"\{[^}]*[idse][^}]*\}")
+FUZZY = re.compile(r"\{[^{}idse]*+[idse][^{}]*+\}")
 """What the package `regex` may take for a number of errors that are let pass, and `re` for text."""
 
 

@@ -67,7 +67,6 @@ IN_CALLS = {
     ): "a name of the task, then literal words and \\w+",
     ("pipelines/run/kept_weights.py", "re.fullmatch"): "names of folders that the run itself has made",
     ("serve_apps/authoring/boxed.py", "re.compile"): "held by the module, which is imported",
-    ("serve_apps/config.py", "re.compile"): "an operator's pattern, tried on the empty text",
     ("serve_apps/authoring/contracts.py", "re.finditer"): "Tags and OneOf",
     ("serve_apps/chat/control_tokens.py", "re.compile"): "alternatives of literal tokens, and a mask of Troupe's own",
     ("serve_apps/tools/plain_signs.py", "re.compile"): "held by the module, which is imported",

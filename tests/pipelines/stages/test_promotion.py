@@ -94,7 +94,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Registr
         done.append(f"put {version}")
         time.sleep(0.1)
         done.append(f"put {version} done, champion {champion_version(run)}")
-        return {"team_version": version}
+        return {"team_version": version, "url": "http://here"}
 
     monkeypatch.setattr(by_hand, "serve", lambda run, models, **more: (done.append("serve"), ([], 0.0))[1])
     monkeypatch.setattr(production, "deployed_route", lambda run: SimpleNamespace())
