@@ -266,12 +266,12 @@ def _interval(
     name = run.config.evaluate.test
     if name in ("auto", "mcnemar"):
         return (exact_interval if name == "mcnemar" else paired_interval)(new, old, how)
-    found = open_by_name(name, place="evaluate.test")(new, old, how)
-    if not isinstance(found, Interval) or not -math.inf < found.low <= found.mean <= found.high < math.inf:
+    gain = open_by_name(name, place="evaluate.test")(new, old, how)
+    if not isinstance(gain, Interval) or not -math.inf < gain.low <= gain.mean <= gain.high < math.inf:
         raise ValueError(
-            f"evaluate.test: {name} returned {found!r}: it must be {TEST_FORM}, with finite low <= mean <= high"
+            f"evaluate.test: {name} returned {gain!r}: it must be {TEST_FORM}, with finite low <= mean <= high"
         )
-    return found
+    return gain
 
 
 def _gain_by_source(

@@ -56,9 +56,10 @@ def practised(train: Sequence[Task], held_out: Sequence[Task]) -> list[Practised
     weight = {word: log((len(words) + 1) / number) for word, number in held.items()}
     having: dict[tuple[_Judged, str], list[int]] = defaultdict(list)
     for k, task in enumerate(train):
+        judged = _judged_by(task)
         for word in words[k]:
-            having[_judged_by(task), word].append(k)
-    found = []
+            having[judged, word].append(k)
+    alike = []
     for task, own in zip(held_out, words[len(train) :], strict=True):
         judged, total = _judged_by(task), fsum(weight[word] for word in own)
         others: set[int] = set()
@@ -74,8 +75,8 @@ def practised(train: Sequence[Task], held_out: Sequence[Task]) -> list[Practised
             if both >= best * either and have_same_settings(task, train[k]) and (like is None or both > best * either):
                 best, like = both / either, train[k]
         if like is not None:
-            found.append(Practised(task=task, like=like, likeness=best))
-    return found
+            alike.append(Practised(task=task, like=like, likeness=best))
+    return alike
 
 
 def practised_notes(sections: Mapping[str, Sequence[Task]]) -> list[str]:
@@ -83,10 +84,11 @@ def practised_notes(sections: Mapping[str, Sequence[Task]]) -> list[str]:
     notes = []
     for section in HELD_OUT:
         tasks = sections.get(section, ())
-        if len(found := practised(sections.get("train", ()), tasks)) > TOLD * len(tasks):
-            most = max(found, key=lambda one: one.likeness)
+        alike = practised(sections["train"], tasks) if tasks else []
+        if len(alike) > TOLD * len(tasks):
+            most = max(alike, key=lambda one: one.likeness)
             notes.append(
-                f"tasks.{section}: {len(found)} of {len(tasks)} tasks are like one of tasks.train and are judged alike, for example "
+                f"tasks.{section}: {len(alike)} of {len(tasks)} tasks are like one of tasks.train and are judged alike, for example "
                 f"{most.task.prompt!r:.100} and {most.like.prompt!r:.100}: a team that remembers solves them; give both one `family`, or drop one"
             )
     return notes

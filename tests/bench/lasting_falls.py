@@ -29,8 +29,7 @@ def figures() -> Iterator[Figure]:
         runs = [_alarms(rng, CONFIG, num_before=num_before, num_after=WITHIN) for _ in range(NUM_RUNS)]
         noticed = sum(any("outcome" in found for found in run[num_before:]) for run in runs) / NUM_RUNS
         name = f"watch, a fall of 10 points after {num_before} windows is noticed within {WITHIN}"
-        least = 0.9 if num_before >= 2 * CONFIG.min_history else None  # fewer windows say too little of what is usual
-        yield Figure(name, noticed, least=least, note=f"of {NUM_RUNS} runs of {NUM_ANSWERS} answers a window")
+        yield Figure(name, noticed, least=0.9, note=f"of {NUM_RUNS} runs of {NUM_ANSWERS} answers a window")
     rng = np.random.default_rng([60, 8])
     checks = [bool(found) for _ in range(NUM_RUNS) for found in _alarms(rng, BARE, num_before=60)[CONFIG.min_history :]]
     note = f"of {len(checks)} checks, without floors"
