@@ -15,6 +15,15 @@ from typing import Any
 
 from tests.docs.markdown_pages import ROOT, fences
 
+SHORT = {
+    "iterations": 1,
+    "warmstart.num_demonstrations": 400,
+    "warmstart.num_epochs": 1,
+    "collect.tasks_per_iteration": 4,
+    "collect.episodes_per_task": 2,
+    "evaluate.every": 1,
+}
+"""A run that shows that a page holds, not that a team learns."""
 LEFT_OUT = {"source ": "the environment of the tests is active", "mlflow ui": "a server that does not end"}
 """Commands that are not run, by their beginnings."""
 ID = re.compile(r"\b[0-9a-f]{12}\b")

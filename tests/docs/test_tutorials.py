@@ -20,21 +20,11 @@ from pipelines.run.run import Run
 from serve_apps.episode.scripted import play_scripted
 from stores.types import Purpose, Task
 from tests.docs.markdown_pages import fences
-from tests.docs.played_page import Reader, clone_into, run_cells
+from tests.docs.played_page import SHORT, Reader, clone_into, run_cells
 from tests.model_folders import write_model
 from tests.servers import free_port
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]
-
-SHORT = {
-    "iterations": 1,
-    "warmstart.num_demonstrations": 400,
-    "warmstart.num_epochs": 1,
-    "collect.tasks_per_iteration": 4,
-    "collect.episodes_per_task": 2,
-    "evaluate.every": 1,
-}
-"""A run that shows that a page holds, not that a team learns."""
 
 
 def sets(values: Mapping[str, Any]) -> str:

@@ -12,18 +12,12 @@ import httpx
 import pytest
 from servers import free_port
 
+from tests.docs.played_page import SHORT
+
 pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-SHORT = {
-    "iterations": 1,
-    "warmstart.num_demonstrations": 400,
-    "warmstart.num_epochs": 1,
-    "collect.tasks_per_iteration": 4,
-    "collect.episodes_per_task": 2,
-    "evaluate.every": 1,
-}
 
 
 def run(*command: str, folder: Path, environment: Mapping[str, str] | None = None) -> str:
