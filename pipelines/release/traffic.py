@@ -67,7 +67,7 @@ class Watch:
 
     def check(self, new: Sums, old: Sums) -> list[Compared] | None:
         """The result per figure; None while there are too few answers for another check."""
-        fewest = min(new["failure_share"][0], old["failure_share"][0])
+        fewest = min(map(_num_requests, (new, old)))
         if fewest < self._next_at:
             return None
         self._num_checks += 1
@@ -132,7 +132,8 @@ def roll_out(run: Run, version: int, team: Team) -> dict[str, Any]:
     for number, (share, shadow) in enumerate(plan, 1):
         begun = production.canary(run, version, team, share=share, shadow=shadow)
         watch = Watch(config, parts=len(plan), without=("latency_s",) if shadow else ())
-        ended = _step(run, version, begun["beside"], watch, is_last=number == len(plan))
+        beside = None if shadow else begun["beside"]
+        ended = _step(run, version, beside, watch, is_last=number == len(plan))
         steps.append({"share": share, "shadow": shadow, **ended})
         _note(run, {"team_version": version, **steps[-1]})
         if ended["state"] == "broken":
@@ -176,8 +177,11 @@ def guard_deployed(run: Run, *, seconds: float) -> dict[str, Any]:
     return _decided(run, "kept", "; ".join(str(s) for s in latest), version=new, ended=None)
 
 
-def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[str, Any]:
-    """Returns {"state": "advance" | "broken" | "undecided", "reason", "num_answers"}."""
+def _step(run: Run, new: int, old: int | None, watch: Watch, *, is_last: bool) -> dict[str, Any]:
+    """Returns {"state": "advance" | "broken" | "undecided", "reason", "num_answers"}.
+
+    Args: old: the version beside it; None: `new` only gets copies of requests, and is compared with the answers to the same requests.
+    """
     config = run.config.traffic
     since, deadline = Since(run.team_name, production.gateway_answers(run)), time.monotonic() + config.step_timeout_s
     compared: list[Compared] = []
@@ -186,8 +190,9 @@ def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[
         route_now = production.deployed_route(run)
         if route_now is None or route_now.candidate is None or route_now.candidate.team_version != new:
             return {"state": "undecided", "reason": "somebody else has ended this canary", "num_answers": num}
-        figures = since.added(production.gateway_answers(run))
-        candidate, champion = _of(figures, new), _of(figures, old)
+        now = production.gateway_answers(run)
+        candidate = _of(since.added(now), new)
+        champion = _of(since.added(now, of="shadowed"), new) if old is None else _of(since.added(now), old)
         num = candidate["failure_share"][0]
         compared = watch.check(candidate, champion) or compared
         if broken := [str(s) for s in compared if s.state == "broken"]:
@@ -199,6 +204,11 @@ def _step(run: Run, new: int, old: int, watch: Watch, *, is_last: bool) -> dict[
             time.sleep(config.poll_s)
     unsure = "; ".join(str(s) for s in compared if s.state != "holds") or f"{num:g} answers"
     return {"state": "undecided", "reason": f"after {config.step_timeout_s:g} s: {unsure}", "num_answers": num}
+
+
+def _num_requests(sums: Sums) -> float:
+    """Answers and failures; where nearly all callers left before, those who left late."""
+    return max(sums["failure_share"][0], sums["latency_s"][0])
 
 
 def _of(figures: Mapping[int, Sums], version: int) -> Sums:

@@ -56,13 +56,14 @@ async def answered(
         with service.counting_failures(slot.team):
             work = await prepare()
             if is_streamed:
-                stream = SlotStream(slot, work)
+                stream = SlotStream(service, slot, work)
                 return stream
             try:
                 reply = await unless_gone(request, service.within_timeout(work.reply()))
             except ApiError as error:
                 if error.status == 499:  # what was sampled until then counts
                     work.on_end()
+                    service.count_left(slot)
                 raise
     finally:
         if stream is None:
@@ -74,9 +75,10 @@ async def answered(
 class SlotStream(StreamingResponse):
     """Server-sent events that hold a slot until they end, however they end."""
 
-    def __init__(self, slot: Slot, work: Work) -> None:
-        self._slot, self._events, self._on_end = slot, work.events(), work.on_end
-        super().__init__(self._events, media_type=STREAM, headers={"Cache-Control": "no-cache", **work.headers})
+    def __init__(self, service: Service, slot: Slot, work: Work) -> None:
+        self._service, self._slot, self._events, self._on_end = service, slot, work.events(), work.on_end
+        self._is_left = True
+        super().__init__(self._until_end(), media_type=STREAM, headers={"Cache-Control": "no-cache", **work.headers})
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Sends the events, then releases the slot."""
@@ -87,6 +89,13 @@ class SlotStream(StreamingResponse):
             await self._events.aclose()
             self._slot.release()
             self._on_end()
+            if self._is_left:
+                self._service.count_left(self._slot)
+
+    async def _until_end(self) -> Events:
+        async for event in self._events:
+            yield event
+        self._is_left = False
 
 
 async def chat_events(service: Service, slot: Slot, chunks: Parts) -> Events:

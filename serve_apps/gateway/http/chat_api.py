@@ -99,4 +99,4 @@ def _ended(service: Service, slot: Slot, key: ApiKey, chat: Chat) -> None:
     if is_kept:
         trace = trace_of(chat, task_id=task_id, seconds=slot.seconds)
         service.capture.keep_trace(trace, team=chat.team, key=key, is_trainable=is_trainable(chat))
-    service.send_shadow(slot, chat.request, key=key, task_id=task_id, is_kept=is_kept)
+    service.send_shadow(slot, chat.request, key=key, figures=figures, task_id=task_id, is_kept=is_kept)

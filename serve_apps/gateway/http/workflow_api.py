@@ -50,8 +50,9 @@ async def create_workflow_run(team: str, body: RunRequest, request: Request, ser
 
 def run_ended(service: Service, slot: Slot, key: ApiKey, body: RunRequest, run: WorkflowRun) -> None:
     """Counts a run that has ended; it may be captured and copied to the candidate."""
-    service.count_answer(slot, key, run.reply["usage"]["completion_tokens"], run_figures(run.reply))
+    figures = run_figures(run.reply)
+    service.count_answer(slot, key, run.reply["usage"]["completion_tokens"], figures)
     is_kept = service.capture.should_keep(run.team, body.store)
     if is_kept:
         service.capture.keep_trace(run.trace, team=run.team, key=key, is_trainable=True)
-    service.send_shadow(slot, body, key=key, task_id=run.trace.task.task_id, is_kept=is_kept)
+    service.send_shadow(slot, body, key=key, figures=figures, task_id=run.trace.task.task_id, is_kept=is_kept)

@@ -169,6 +169,8 @@ class Slot:
     def __init__(self, team: ServedTeam, *, key: Holder, admission: Admission, in_flight: InFlight) -> None:
         """The place in `admission` is already taken. Args: key: the holder of the API key that took it."""
         self.team, self._key = team, key
+        self.is_counted = False
+        """Whether the figures of the team have its answer."""
         self._admission, self._in_flight = admission, in_flight
         self._began = time.perf_counter()
         self._is_released = False

@@ -6,7 +6,7 @@ They hold no text and no user: they are what a traffic decision needs, and nothi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from stores.types import SOUND, Cause
 
@@ -31,6 +31,11 @@ class Tally:
             sums[0] += 1
             sums[1] += value
             sums[2] += value * value
+
+    def mean(self, name: str) -> float:
+        """Returns the mean of a figure, 0 before its first value."""
+        num, whole, _ = self.sums[name]
+        return whole / num if num else 0.0
 
 
 def chat_figures(answer: Mapping[str, Any]) -> dict[str, float]:
@@ -71,7 +76,11 @@ def difference(now: Sums, before: Sums) -> Sums:
     }
 
 
-def by_version(team: str, statuses: Sequence[Mapping[str, Any]]) -> dict[int, Sums]:
+Counted = Literal["sums", "shadowed"]
+"""The answers of a version, or those of the champion to requests that it got copies of: see `Service.figures`."""
+
+
+def by_version(team: str, statuses: Sequence[Mapping[str, Any]], *, of: Counted = "sums") -> dict[int, Sums]:
     """Returns the sums of each version of a team over all replicas.
 
     Args: statuses: `Service.status` of each replica.
@@ -80,21 +89,23 @@ def by_version(team: str, statuses: Sequence[Mapping[str, Any]]) -> dict[int, Su
     for status in statuses:
         for entry in status["figures"]:
             if entry["team"] == team:
-                parts.setdefault(entry["team_version"], []).append(entry["sums"])
+                parts.setdefault(entry["team_version"], []).append(entry[of])
     return {version: total(sums) for version, sums in parts.items()}
 
 
-def added(team: str, now: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> dict[int, Sums]:
+def added(
+    team: str, now: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], *, of: Counted = "sums"
+) -> dict[int, Sums]:
     """Returns `by_version` of what was added between two lists of statuses.
 
     The subtraction is done replica by replica. The figures of a replica that has ended are gone with it: subtracting them
     from those of the others could leave a negative number of failures. A new replica counts from its start.
     """
-    past = {status["replica"]: by_version(team, [status]) for status in before}
+    past = {status["replica"]: by_version(team, [status], of=of) for status in before}
     parts: dict[int, list[Sums]] = {}
     for status in now:
         known = past.get(status["replica"], {})
-        for version, sums in by_version(team, [status]).items():
+        for version, sums in by_version(team, [status], of=of).items():
             parts.setdefault(version, []).append(difference(sums, known.get(version, {})))
     return {version: total(sums) for version, sums in parts.items()}
 
@@ -110,13 +121,13 @@ class Since:
         self._team = team
         self._past = {status["replica"]: status for status in first}
 
-    def added(self, now: Sequence[Mapping[str, Any]]) -> dict[int, Sums]:
+    def added(self, now: Sequence[Mapping[str, Any]], *, of: Counted = "sums") -> dict[int, Sums]:
         """Returns the sums of each version since the first look.
 
         Args: now: `Service.status` of each replica.
         """
         self._past = {status["replica"]: status for status in now} | self._past
-        return added(self._team, now, list(self._past.values()))
+        return added(self._team, now, list(self._past.values()), of=of)
 
 
 def total(parts: list[Sums]) -> Sums:

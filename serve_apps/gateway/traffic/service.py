@@ -73,6 +73,7 @@ class Service:
         self._is_stopping = False
         self._in_flight = InFlight()
         self._tallies: dict[tuple[str, int], Tally] = {}
+        self._shadowed: dict[tuple[str, int], Tally] = {}
         self._shadowing = Shadowing(player, max_open=config.max_shadows)
         self._clients: dict[tuple[tuple[tuple[str, str], ...], CallConfig], ServeClient] = {}
 
@@ -229,11 +230,21 @@ class Service:
         return self._clients[of_team]
 
     def count_answer(self, slot: Slot, key: ApiKey, num_tokens: int, figures: Mapping[str, float] | None) -> None:
-        """Counts an answer with its figures; `figures` is None where the caller left before its end."""
+        """Counts an answer with its figures; `figures` is None where it is not complete, or says nothing of the team."""
         team = slot.team
         self.metrics.count_answer(team.name, team.version, key.name, num_tokens)
         if figures is not None:
+            slot.is_counted = True
             self._tally(team).add({"failure_share": 0.0, **figures, "latency_s": slot.seconds})
+
+    def count_left(self, slot: Slot) -> None:
+        """Counts a request whose caller left before its end: by the time that it waited, where answers of the team take less.
+
+        So a team that hangs is slow, whether its callers wait for the error or not; who leaves early says nothing of a team.
+        """
+        tally = self._tally(slot.team)
+        if not slot.is_counted and slot.seconds > tally.mean("latency_s"):
+            tally.add({"latency_s": slot.seconds})
 
     def count_failure(self, team: ServedTeam) -> None:
         """Counts a request that a team took on and did not answer."""
@@ -250,11 +261,20 @@ class Service:
             raise
 
     def send_shadow(
-        self, slot: Slot, request: ChatRequest | RunRequest, *, key: ApiKey, task_id: str, is_kept: bool
+        self,
+        slot: Slot,
+        request: ChatRequest | RunRequest,
+        *,
+        key: ApiKey,
+        figures: Mapping[str, float] | None,
+        task_id: str,
+        is_kept: bool,
     ) -> None:
         """Copies a request that the champion has answered to the candidate, if its team has shadow traffic.
 
         A shadow request never takes a slot: it is dropped while requests wait in the queue.
+
+        Args: figures: those of the champion's answer, with which the candidate's is compared.
         """
         production = self.teams.get(slot.team.name)
         candidate = None if production is None else production.choose_shadow_team(slot.team)
@@ -268,27 +288,42 @@ class Service:
             task_id=task_id,
             is_kept=is_kept,
         )
-        if self.admission.num_waiting or not self._shadowing.add(job, partial(self._shadow_ended, candidate, key)):
+        if self.admission.num_waiting or not self._shadowing.add(
+            job, partial(self._shadow_ended, candidate, key, figures)
+        ):
             self.metrics.count_shadow(candidate.name, candidate.version, "dropped")
             return
         # The candidate's set counts as busy, so that it is not loaded with another team under the shadow request.
         self._in_flight.add(candidate, 1)
 
-    def _shadow_ended(self, candidate: ServedTeam, key: ApiKey, result: ShadowResult) -> None:
+    def _shadow_ended(
+        self, candidate: ServedTeam, key: ApiKey, shadowed: Mapping[str, float] | None, result: ShadowResult
+    ) -> None:
         self._in_flight.add(candidate, -1)
         self.metrics.count_shadow(candidate.name, candidate.version, result.outcome)
-        if result.outcome == "answered":  # without `latency_s`: at low priority it says nothing about the candidate
-            self._tally(candidate).add({"failure_share": 0.0, **result.figures})
-        elif result.outcome == "failed":
-            self.count_failure(candidate)
+        if shadowed is not None and result.outcome in ("answered", "failed"):
+            # Without `latency_s`: at low priority it says nothing about the candidate.
+            own = result.figures if result.outcome == "answered" else {"failure_share": 1.0}
+            self._tally(candidate).add({"failure_share": 0.0, **own})
+            self._shadowed.setdefault((candidate.name, candidate.version), Tally()).add(
+                {"failure_share": 0.0, **shadowed}
+            )
         if result.trace is not None:
             self.capture.keep_trace(result.trace, team=candidate, key=key, is_trainable=result.is_trainable)
 
     def figures(self) -> list[dict[str, Any]]:
-        """Returns the figures of the teams' answers as {"team", "team_version", "sums"}."""
+        """Returns the figures of the teams' answers as {"team", "team_version", "sums", "shadowed"}.
+
+        `shadowed`: those of the champion's answers to the requests whose copies this version has answered or failed.
+        """
         return [
-            {"team": name, "team_version": version, "sums": tally.sums}
-            for (name, version), tally in self._tallies.items()
+            {
+                "team": of[0],
+                "team_version": of[1],
+                "sums": tally.sums,
+                "shadowed": self._shadowed.get(of, Tally()).sums,
+            }
+            for of, tally in self._tallies.items()
         ]
 
     def _tally(self, team: ServedTeam) -> Tally:

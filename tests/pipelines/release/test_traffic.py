@@ -162,6 +162,35 @@ def test_a_step_decides_nothing_by_what_was_answered_before_it(monkeypatch: pyte
     assert found == {"state": "undecided", "reason": "after 0.3 s: 0 answers", "num_answers": 0}
 
 
+def test_a_step_of_copies_compares_with_the_same_requests_and_one_of_a_hanging_team_is_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(8)
+    long, short = answers(rng, 300, tokens=200), answers(rng, 300, tokens=40)
+    hanging = [{"latency_s": 30.0}] * 40
+    nothing = Tally().sums
+
+    def step(candidate: list[dict[str, float]], champion: list[dict[str, float]], old: int | None) -> dict[str, Any]:
+        rows = [
+            {"team": "demo", "team_version": 1, "sums": tally(champion), "shadowed": nothing},
+            {"team": "demo", "team_version": 2, "sums": tally(candidate), "shadowed": tally(long)},
+        ]
+        looks = iter([[{"replica": "a", "figures": []}]])
+        monkeypatch.setattr(
+            traffic.production, "gateway_answers", lambda _: next(looks, [{"replica": "a", "figures": rows}])
+        )
+        in_place = SimpleNamespace(candidate=SimpleNamespace(team_version=2))
+        monkeypatch.setattr(traffic.production, "deployed_route", lambda _: in_place)
+        config = CONFIG.model_copy(update={"step_timeout_s": 0.3, "poll_s": 0.02})
+        run: Any = SimpleNamespace(team_name="demo", config=SimpleNamespace(traffic=config))
+        return traffic._step(run, 2, old, Watch(config), is_last=False)
+
+    assert step(long, short, None)["state"] == "advance", "the copies were of the champion's long answers"
+    assert step(long, short, 1)["state"] == "broken", "canary's own users: all of the champion's answers"
+    found = step(hanging, short, 1)
+    assert found["state"] == "broken" and found["reason"].startswith("latency_s"), "no caller waited for an answer"
+
+
 @pytest.mark.parametrize("shares", [(), (0.5, 0.1), (0.0, 0.5), (0.5, 1.5), (0.5, 1.0)])
 def test_shares_that_do_not_grow_are_refused(shares: tuple[float, ...]) -> None:
     with pytest.raises(ValidationError, match=r"traffic\.shares must be between 0 and 1 and grow"):

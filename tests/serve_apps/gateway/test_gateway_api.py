@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,10 @@ import pytest
 from gateway_scene import HELLO, Scene, deployed_team, keys_file
 from waits import until
 
-from serve_apps.engines.port import Piece
-from serve_apps.gateway.traffic.callers import ANYONE, CHECK_INTERVAL_S, KeyRing, make_key, write_keys
-from serve_apps.gateway.traffic.teams import Production, TeamRoute, TeamStores, user_position
+from serve_apps.gateway.traffic.callers import CHECK_INTERVAL_S, KeyRing, make_key, write_keys
+from serve_apps.gateway.traffic.teams import Production, TeamRoute, user_position
 from serve_apps.openai_api.protocol import ApiError
-from stores.types import GenerateRequest, Sampling
+from stores.types import Sampling
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
@@ -457,185 +456,6 @@ async def test_metrics_contain_no_text_of_requests_and_readiness_depends_on_a_te
         assert (await client.get("/health")).status_code == 200
         nobody = await client.post("/v1/chat/completions", json={"model": "demo/solver", "messages": HELLO})
         assert nobody.status_code == 503 and "no team is deployed" in nobody.json()["error"]["message"]
-
-
-class Leaves:
-    """A request over ASGI whose caller leaves when `now` is set."""
-
-    def __init__(self, scene: Scene, route: str, body: Any) -> None:
-        self.now = asyncio.Event()
-        self._body: list[bytes] = [json.dumps(body).encode()]
-        headers = [(b"host", b"gateway"), (b"content-type", b"application/json")]
-        scope: dict[str, Any] = {
-            "type": "http",
-            "method": "POST",
-            "path": route,
-            "raw_path": route.encode(),
-            "root_path": "",
-            "scheme": "http",
-        }
-        scope |= {"query_string": b"", "headers": headers, "client": ("gateway", 1), "server": ("gateway", 80)}
-        scope |= {"asgi": {"version": "3.0"}, "http_version": "1.1"}
-        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._asking = asyncio.ensure_future(scene.api(scope, self._receive, self._send))
-
-    async def _receive(self) -> dict[str, Any]:
-        if self._body:
-            return {"type": "http.request", "body": self._body.pop(), "more_body": False}
-        await self.now.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.status.set_result(message["status"])
-
-
-def figures(scene: Scene, version: int) -> dict[str, Any]:
-    return next((f["sums"] for f in scene.service.figures() if f["team_version"] == version), {})
-
-
-async def test_figures_of_answers_are_counted_by_team_version(scene: Scene) -> None:
-    async with scene.openai() as client:
-        await client.chat.completions.create(model="demo/solver", messages=HELLO)
-        await client.chat.completions.create(model="demo/solver", messages=HELLO, max_tokens=2, n=2)
-        async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
-            pass
-        scene.streams.error = ApiError(503, "gone", code="engine_unavailable")
-        with pytest.raises(openai.InternalServerError):
-            await client.chat.completions.create(model="demo/solver", messages=HELLO)
-        with pytest.raises(openai.APIError):
-            async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
-                pass
-        scene.streams.error = None
-        with pytest.raises(openai.BadRequestError):
-            await client.chat.completions.create(model="demo/solver", messages=HELLO, max_tokens=10_000)
-    sums = figures(scene, 3)
-    length = len(scene.streams.tokenizer.encode("It is 42.")) + 1
-    assert sums["completion_tokens"][:2] == [3, 2 * length + 2], "per choice"
-    assert sums["cut_share"] == [3, 1.0, 1.0] and sums["empty_share"][:2] == [3, 0.0] and sums["format_share"][0] == 0
-    assert sums["failure_share"][:2] == [5, 2.0], "an error of the caller is not a failure"
-    assert sums["latency_s"][0] == 3
-
-
-async def test_a_shadow_request_is_answered_after_the_champion_and_no_caller_sees_the_reply(scene: Scene) -> None:
-    scene.serve_both(shadow=1.0)
-    async with scene.openai() as client:
-        replies = [await client.chat.completions.create(model="demo/solver", messages=HELLO) for _ in range(4)]
-        async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
-            pass
-        async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
-            pass
-    assert {t.system_fingerprint for t in replies} == {"demo@3"}
-    await until(lambda: figures(scene, 4).get("failure_share", [0])[0] == 6)
-    assert figures(scene, 3)["failure_share"][0] == 6 and len(scene.streams.requests) == 12
-    assert figures(scene, 4)["latency_s"][0] == 0, "at low priority it says nothing about the candidate"
-    assert scene.service.in_flight() == []
-
-
-def shadows(scene: Scene, *, pause_s: float = 0.0, error: Exception | None = None) -> None:
-    """Gives the candidate every request, and its engine a pause or an error."""
-    scene.serve_both(shadow=1.0)
-    asked = scene.streams.stream
-
-    def stream(app: str, request: Any) -> Any:
-        scene.streams.pause_s, scene.streams.error = (pause_s, error) if "green" in app else (0.0, None)
-        return asked(app, request)
-
-    scene.streams.stream = stream  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize(
-    ("engine", "outcome", "counted"),
-    [
-        ({"pause_s": 0.5}, "late", {}),
-        ({"error": ApiError(503, "gone", code="x")}, "failed", {"failure_share": [1, 1.0, 1.0]}),
-    ],
-)
-async def test_what_goes_wrong_with_a_shadow_request_is_invisible_to_callers_and_counts_where_the_candidate_failed(
-    tiny_model: Path, engine: Any, outcome: str, counted: Any
-) -> None:
-    scene = Scene(tiny_model, request_timeout_s=0.3)
-    shadows(scene, **engine)
-    async with scene.openai() as client:
-        answer = await client.chat.completions.create(model="demo/solver", messages=HELLO)
-    assert answer.choices[0].message.content == "It is 42."
-    said = f'troupe_gateway_shadows_total{{outcome="{outcome}",team="demo",version="4"}} 1.0'
-    await until(lambda: said in scene.service.metrics.text({"demo"}))
-    assert {name: sums for name, sums in figures(scene, 4).items() if sums[0]} == counted
-    assert scene.service.in_flight() == []
-
-
-async def test_too_many_shadow_requests_are_dropped_and_the_set_of_the_others_is_busy(tiny_model: Path) -> None:
-    scene = Scene(tiny_model, max_shadows=1)
-    shadows(scene, pause_s=0.2)
-    async with scene.openai() as client:
-        for _ in range(3):
-            await client.chat.completions.create(model="demo/solver", messages=HELLO)
-    assert [f["num"] for f in scene.service.in_flight()] == [1]
-    text = scene.service.metrics.text({"demo"})
-    assert 'troupe_gateway_shadows_total{outcome="dropped",team="demo",version="4"} 2.0' in text
-    await until(lambda: scene.service.in_flight() == [])
-
-
-@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/workflows/demo/runs", "/v1/completions", "/tokenize"])
-async def test_a_caller_who_leaves_the_queue_leaves_its_place(tiny_model: Path, route: str) -> None:
-    scene = Scene(tiny_model, max_in_flight=1)
-    slot = await scene.service.take_slot("demo", None, ANYONE)
-    model = "demo/solver" if "chat" in route else "demo/group/shared"
-    asked = {"prompt": "a"} | ({} if "runs" in route else {"model": model})
-    leaves = Leaves(scene, route, asked if "chat" not in route else {"model": model, "messages": HELLO})
-    await until(lambda: scene.service.admission.num_waiting == 1)
-    leaves.now.set()
-    assert await leaves.status == 499 and scene.service.admission.num_waiting == 0
-    slot.release()
-    assert scene.service.admission.num_in_flight == 0 and scene.service.figures() == []
-
-
-async def test_what_was_sampled_for_a_caller_who_left_counts_as_tokens_of_its_key(scene: Scene) -> None:
-    scene.streams.pause_s = 0.2
-    leaves = Leaves(scene, "/v1/chat/completions", {"model": "demo/solver", "messages": HELLO, "stop": "#"})
-    await until(lambda: scene.streams.num_said >= 2)
-    leaves.now.set()
-    assert await leaves.status == 499
-    text = scene.service.metrics.text({"demo"})
-    said = f'troupe_gateway_completion_tokens_total{{team="demo",version="3"}} {scene.streams.num_said}.0'
-    assert said in text
-    assert figures(scene, 3) == {} and scene.service.admission.num_in_flight == 0
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_the_engine_aborts_is_a_failure_and_no_answer(
-    tiny_model: Path, tmp_path: Path, stream: bool
-) -> None:
-    scene = Scene(tiny_model, capture={"share": 1.0, "flush_s": 60})
-    stores = TeamStores(run_id="demo", traces=str(tmp_path / "traces"), served=str(tmp_path / "served"))
-    scene.serve(TeamRoute(champion=deployed_team(tiny_model, 3, "blue"), stores=stores))
-
-    async def aborted(app: str, request: GenerateRequest) -> AsyncGenerator[Piece]:
-        yield Piece(token_ids=[5], logprobs=[-0.5], top_logprobs=[], finish_reason="", policy_version=3)
-        yield Piece(token_ids=[6], logprobs=[-0.5], top_logprobs=[], finish_reason="abort", policy_version=-1)
-
-    scene.streams.stream = aborted  # type: ignore[assignment, method-assign]
-    body = {"model": "demo/solver", "messages": HELLO, "store": True, "stream": stream}
-    async with scene.http() as http:
-        assert "the engine aborted the request" in (await http.post("/v1/chat/completions", json=body)).text
-    sums = figures(scene, 3)
-    assert sums["failure_share"] == [1, 1.0, 1.0] and sums["latency_s"][0] == 0
-    assert not scene.service.capture._of_team["demo"]._pending
-    await scene.service.capture.close()
-
-
-async def test_an_unforeseen_error_is_a_500_in_the_metrics_and_a_failure_of_the_team(scene: Scene) -> None:
-    scene.streams.error = KeyError("a bug")
-    body = {"model": "demo/solver", "messages": HELLO}
-    async with scene.http() as http:
-        answer = await http.post("/v1/chat/completions", json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
-        metrics = (await http.get("/metrics")).text
-        await http.post("/v1/chat/completions", json={**body, "stream": True})
-    assert 'troupe_gateway_requests_total{route="/v1/chat/completions",status="500"} 1.0' in metrics
-    assert figures(scene, 3)["failure_share"] == [2, 2.0, 2.0]
-    assert scene.service.in_flight() == [] and scene.service.admission.num_in_flight == 0
 
 
 async def test_a_revoked_key_is_refused_even_if_the_file_keeps_its_modification_time(tmp_path: Path) -> None:
