@@ -221,8 +221,7 @@ class Watchdog:
 
     def _memory_deaths(self) -> list[str]:
         """`cluster.memory_deaths` of this stage's processes, none where this process is connected to no cluster."""
-        ray = sys.modules.get("ray")
-        if ray is None or not ray.is_initialized():
+        if not _is_connected():
             return []
         deaths: list[str] = []
         run_id, within_s = self._key.run_id, self._elapsed()
@@ -336,10 +335,13 @@ def head_timeout_s() -> float:
 
 def _cluster_answers() -> bool:
     """`cluster.is_answering`, True where this process is connected to no cluster."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return True
-    return is_answering()
+    return not _is_connected() or is_answering()
+
+
+def _is_connected() -> bool:
+    # The stage's thread may be in the middle of `import ray`: the module is there then, and its functions are not.
+    is_initialized = getattr(sys.modules.get("ray"), "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 def _bounded(work: Callable[[], Any], timeout_s: float) -> None:

@@ -22,6 +22,7 @@ from stores.registry.team import KEY_TAG, Team, TeamVersion, about_name, about_v
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion
 
 CANDIDATE = "candidate"
@@ -34,6 +35,8 @@ PAGE = 100
 """Teams of one request to MLflow, whose own default it is."""
 ALARM_TAG = "troupe.alarm."
 """Prefix of the tags that show the alarms of a version."""
+NAME_TAG = "troupe.team"
+"""Keeps the team's name at its logged model, whose own name has not all of its characters."""
 MODEL_TAG = "troupe.model_id"
 """Keeps the id of a version's logged model, because the SQL store of MLflow 3.17 forgets it."""
 
@@ -58,18 +61,12 @@ class TeamRegistry:
         self._make_name(name)
         # Found by its content: a stage that died after registering may run again.
         same = self._client.search_model_versions(f"name = {_quote(name)} and tags.`{KEY_TAG}` = '{team.sha256}'")
-        if same:
-            return min(int(v.version) for v in same)
-        experiment = open_experiment(self._client, self.artifact_root)
-        mlflow_run = open_run(self._client, experiment, team.run_id)
-        model_id, location = self._log_model(name, team, experiment, mlflow_run, code=code)
-        created = self._client.create_model_version(
-            name, source=location, run_id=mlflow_run, model_id=model_id, tags={**tags_of(team), MODEL_TAG: model_id}
-        )
-        version = int(created.version)
-        self._client.update_model_version(name, created.version, description=about_version(name, version, team))
-        link = json.dumps([{"name": name, "version": version}])
-        self._client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})
+        entry = min(same, key=lambda v: int(v.version)) if same else self._create_version(name, team, code=code)
+        version = int(entry.version)
+        if not entry.description:  # the last write
+            link = json.dumps([{"name": name, "version": version}])
+            self._client.set_logged_model_tags(entry.tags[MODEL_TAG], {"mlflow.modelVersions": link})
+            self._client.update_model_version(name, entry.version, description=about_version(name, version, team))
         return version
 
     def load(self, name: str, version: int | str) -> tuple[int, Team]:
@@ -169,16 +166,40 @@ class TeamRegistry:
         with tempfile.TemporaryDirectory() as scratch:
             return Path(download_artifacts(uri, dst_path=scratch, tracking_uri=self.tracking_uri)).read_text()
 
-    def _log_model(
-        self, name: str, team: Team, experiment: str, mlflow_run: str, *, code: Path | None
-    ) -> tuple[str, str]:
-        """Logs a model that holds the manifest and, with `code`, can be loaded; returns its id and location."""
+    def _create_version(self, name: str, team: Team, *, code: Path | None) -> ModelVersion:
+        experiment = open_experiment(self._client, self.artifact_root)
+        mlflow_run = open_run(self._client, experiment, team.run_id)
+        model = self._log_model(name, team, experiment, mlflow_run, code=code)
+        return self._client.create_model_version(
+            name,
+            source=model.artifact_location,
+            run_id=mlflow_run,
+            model_id=model.model_id,
+            tags={**tags_of(team), MODEL_TAG: model.model_id},
+        )
+
+    def _log_model(self, name: str, team: Team, experiment: str, mlflow_run: str, *, code: Path | None) -> LoggedModel:
+        """Logs a model that holds the manifest and, with `code`, can be loaded; goes on with one that was not finished."""
         from mlflow.entities import LoggedModelStatus
 
+        tags = {KEY_TAG: team.sha256, NAME_TAG: name}
+        of_team = " and ".join(f"tags.`{tag}` = {_quote(value)}" for tag, value in tags.items())
+        begun = self._client.search_logged_models([experiment], filter_string=of_team)
+        if begun and begun[0].status is LoggedModelStatus.READY:  # ready with its metrics
+            return begun[0]
         params = {"workflow": team.workflow, "credit": str(team.credit.get("path", "")), "git_commit": team.git_commit}
         params |= {f"model.{group}": f"v{ref.version} {ref.uri}" for group, ref in team.models.items()}
-        model = self._client.create_logged_model(
-            experiment, name=_model_name(name, team), source_run_id=mlflow_run, params=params, model_type="team"
+        model = (
+            begun[0]
+            if begun
+            else self._client.create_logged_model(
+                experiment,
+                name=_model_name(name, team),
+                source_run_id=mlflow_run,
+                params=params,
+                tags=tags,
+                model_type="team",
+            )
         )
         with tempfile.TemporaryDirectory() as folder:
             model_folder = Path(folder) / "model"
@@ -187,9 +208,9 @@ class TeamRegistry:
             model_folder.mkdir(exist_ok=True)
             (model_folder / TEAM_FILE).write_text(team.to_text())
             self._client.log_model_artifacts(model.model_id, str(model_folder))
-        self._log_metrics(team, mlflow_run, model.model_id)
-        self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
-        return model.model_id, model.artifact_location
+        if not model.metrics:
+            self._log_metrics(team, mlflow_run, model.model_id)
+        return self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
 
     def _log_metrics(self, team: Team, mlflow_run: str, model_id: str) -> None:
         from mlflow.entities import Metric

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,6 +188,18 @@ def test_a_stage_that_ends_late_but_by_itself_keeps_its_process(
         if thread.name.startswith("watchdog"):
             thread.join(timeout=10)
     assert told.is_set() and ended == []
+
+
+def test_a_stage_that_is_importing_ray_is_watched_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As long as an import runs, the module is there without its functions: the watchdog's thread died of that."""
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    monkeypatch.setattr(watchdog, "head_timeout_s", lambda: 0.1)
+    run = fake_run(tmp_path, log_interval_s=0.1)
+    with caplog.at_level("INFO", "pipelines.run.watchdog"), pytest.raises(StageHung, match=r"not done after 0\.8 s"):
+        Watchdog(run, KEY, timeout_s=0.8).watch(lambda: hang_here(None))
+    assert "waits for the end of time" in caplog.text
 
 
 def test_an_interrupt_by_the_user_stays_one(tmp_path: Path) -> None:

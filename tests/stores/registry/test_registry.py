@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModelStatus
 
 from stores.files import read_file, write_file
+from stores.registry.experiment import EXPERIMENT
 from stores.registry.registry import CANDIDATE, CHAMPION, PAGE, PREVIOUS, TeamRegistry
 from stores.registry.team import Team, tags_of
 from stores.types import ModelVersionRef
@@ -71,6 +75,44 @@ def test_the_same_team_is_registered_once(mlflow_place: tuple[str, str]) -> None
     assert versions == [1, 1, 1]
     assert registry.register("once", _team(1, prompts={"solver": "Other"})) == 2
     assert registry.load("once", 1) == (1, _team(1))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "create_logged_model",
+        "log_model_artifacts",
+        "log_batch",
+        "finalize_logged_model",
+        "create_model_version",
+        "set_logged_model_tags",
+    ],
+)
+def test_a_team_whose_registration_was_killed_after_any_write_is_there_once_and_complete(
+    mlflow_place: tuple[str, str], write: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, name = TeamRegistry(*mlflow_place), f"killed-{write}"
+    team = _team(1, run_id=name)
+    written = getattr(MlflowClient, write)
+
+    def killed(*args: Any, **kwargs: Any) -> None:
+        written(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(MlflowClient, write, killed)
+        registry.register(name, team)
+    version = registry.register(name, team)
+    assert (version, registry.register(name, team)) == (1, 1) and registry.load(name, 1) == (1, team)
+    client = MlflowClient(mlflow_place[0], mlflow_place[0])
+    entry = client.get_model_version(name, "1")
+    assert entry.description.startswith("promote 0.750: run ")
+    experiment = client.get_experiment_by_name(EXPERIMENT).experiment_id
+    (model,) = client.search_logged_models([experiment], filter_string=f"source_run_id = '{entry.run_id}'")
+    assert model.status is LoggedModelStatus.READY and json.loads(model.tags["mlflow.modelVersions"]) == [
+        {"name": name, "version": 1}
+    ]
+    assert len(client.get_metric_history(entry.run_id, "team/accuracy")) == 1
 
 
 def test_a_version_shows_its_params_and_metrics_in_mlflow(mlflow_place: tuple[str, str]) -> None:
