@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +13,7 @@ from pipelines.extensions.code_tasks.code_tests import CodeTests, expand_batched
 from pipelines.extensions.code_tasks.code_verifier import NOT_JUDGED, CodeVerifier, Judgement, extract_code, time_limit
 from serve_apps.authoring.agent import Agent, Tool, ToolFault, TracedText
 from serve_apps.authoring.contracts import Tags
+from serve_apps.authoring.fair_lanes import FairLanes
 from serve_apps.authoring.prompt_budget import shorten
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.extensions.sandbox import Sandbox
@@ -77,7 +76,7 @@ class ReflectiveCode(Workflow):
         """
         self.max_rounds, self.max_examples = max_rounds, max_examples
         self._judge = CodeVerifier(sandbox=Sandbox(SandboxConfig(**(sandbox or {}))), max_cases=max_cases)
-        self._lanes = ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="judge")
+        self._lanes = FairLanes("judge")
         self.tools = {"verify": Tool(self._verify, timeout_s=VERIFY_TIMEOUT_S, unrecorded=("tests",))}
 
     def preflight(self) -> list[str]:
@@ -173,7 +172,7 @@ class ReflectiveCode(Workflow):
         What a program prints can make a checker fail: it is the policy's doing, unless the checker fails on all programs.
         """
         ask = partial(self._judge.judge, code, tests, time_s=time_limit(statement), problem=statement)
-        judged = await asyncio.get_running_loop().run_in_executor(self._lanes, ask)
+        judged = await asyncio.wrap_future(self._lanes.submit(ask))
         if judged.verdict in NOT_JUDGED:
             said = f"{judged.verdict}: {next(c.message for c in judged.cases if c.verdict in NOT_JUDGED)}"
             raise ToolFault(said) if judged.verdict == "sandbox_error" else RuntimeError(said)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
+from serve_apps.authoring.fair_lanes import CALLER
 from serve_apps.config import CallConfig, GatewayPortConfig
 from serve_apps.gateway.traffic.admission import Admission, InFlight, Slot
 from serve_apps.gateway.traffic.callers import ApiKey, Callers, Scope, with_scope
@@ -118,7 +119,8 @@ class Service:
         return with_scope(self.callers.keys(request.headers), *scopes)
 
     def count_request(self, request: Request, key: ApiKey, *, counts: bool = True) -> None:
-        """Counts a request towards the rate of its key, if it `counts`; ApiError 429."""
+        """Counts a request towards the rate of its key, if it `counts`; ApiError 429. What it has done is that key's holder's."""
+        CALLER.set(key.holder)
         if counts:
             try:
                 self.admission.count_request(key)

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 from gateway_scene import Engine, Scene, deployed_team
 
-from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.agent import Agent, Tool
+from serve_apps.authoring.fair_lanes import CALLER
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.team import TeamSpec
 from serve_apps.gateway.calls.workflow_runs import episode_spec, stream_workflow
 from serve_apps.gateway.shadow.shadows_app import ShadowPlayer
+from serve_apps.gateway.traffic.callers import ANYONE
 from serve_apps.gateway.traffic.shadowing import ShadowJob
 from serve_apps.gateway.traffic.teams import TeamRoute
 from serve_apps.openai_api.protocol import RunRequest
@@ -67,7 +69,23 @@ class Patient(Careless):
         return Outcome(answer="")
 
 
-CARELESS, CONFUSED, PATIENT = ((f"{__name__}:{name}", ("solver",)) for name in ("Careless", "Confused", "Patient"))
+class Curious(Careless):
+    """Has a tool that says whose request it works for."""
+
+    def __init__(self) -> None:
+        self.tools = {"whose": Tool(self._whose)}
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        """Returns what the tool says."""
+        return Outcome(answer=(await tools.whose())["caller"])
+
+    async def _whose(self) -> dict[str, str]:
+        return {"caller": str(CALLER.get())}
+
+
+CARELESS, CONFUSED, PATIENT, CURIOUS = (
+    (f"{__name__}:{name}", ("solver",)) for name in ("Careless", "Confused", "Patient", "Curious")
+)
 
 
 def scene_of(model: Path, workflow: tuple[str, tuple[str, ...]], **spec_changes: Any) -> Scene:
@@ -132,6 +150,15 @@ async def test_tests_that_a_caller_may_give_are_played(tiny_model: Path) -> None
         body = {"prompt": "Add two numbers.", "metadata": {"tests": CASES}}
         answer = await http.post("/v1/workflows/demo/runs", json=body)
     assert answer.status_code == 200 and answer.json()["turns"], answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tools_know_whose_request_they_work_for(tiny_model: Path, stream: bool) -> None:
+    """`FairLanes` takes the work of callers in turns by it."""
+    scene = scene_of(tiny_model, CURIOUS)
+    async with scene.http() as http:
+        answer = await http.post("/v1/workflows/demo/runs", json={"prompt": "a", "stream": stream})
+    assert str(ANYONE.holder) in answer.text
 
 
 async def test_metadata_that_a_workflow_reads_unchecked_and_a_caller_left_out_count_for_no_team(
