@@ -207,7 +207,9 @@ def _team(text: str, root: str) -> tuple[Run, int, Team]:
     """The run, version and manifest that `TEAM@ALIAS` names; with RUN.yaml as TEAM, the gateway's settings are the file's."""
     name, alias = split_team(text)
     run = existing_run(name, root)
-    run.begin()  # keeps the file's gateway settings as the run's, for later commands that give the run's name
+    run.begin(
+        is_continued=False
+    )  # keeps the file's gateway settings as the run's, for later commands that give the run's name
     return run, *run.load_team(alias)
 
 

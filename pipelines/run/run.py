@@ -300,11 +300,30 @@ class Run:
         """The journal's key of a stage."""
         return StageKey(self.run_id, iteration, stage, model_group)
 
-    def begin(self) -> None:
-        """Begins or continues the run; ValueError if its name is taken by another config, or nothing can be stored."""
+    def begin(self, *, is_continued: bool = True) -> None:
+        """Begins or continues the run; ValueError if its name is taken by another config, it was moved, or nothing can be stored."""
         own = self.config.storage.journal
         with _naming("storage.journal" if own else "storage.root", own or self.folder):
             self.journal.begin_run(self.run_id, self.config.sha256, self.config.model_dump_json())
+        self.journal.pin_value(self.run_id, RunValue.FOLDER, {"folder": self.folder})
+        self.check_folder(is_continued=is_continued)
+
+    def check_folder(self, *, is_continued: bool = True) -> None:
+        """ValueError where the run's folder was moved since it was begun: results, manifests and MLflow name files of the old one.
+
+        A copy may be served as long as these are there; to go on with it would write to both.
+        """
+        begun = self.journal.value(self.run_id, RunValue.FOLDER)
+        if begun is None or (there := _absolute(begun["folder"])) == _absolute(self.folder):
+            return
+        where = f"run {self.run_id!r} was begun in {there}, which its results name, and is now in {self.folder}"
+        if is_uri(there) or not local_path(there).exists():
+            raise ValueError(
+                f"{where}: here it can be looked at. To go on with it, or to serve it, put it back, or link it: "
+                f"ln -s {self.folder} {there}"
+            )
+        if is_continued:
+            raise ValueError(f"{where}: this copy can be looked at and served. Go on with the one that is there")
 
     def open(self) -> None:
         """`begin`, and the tables of the trace store."""

@@ -24,7 +24,7 @@ def journals(root: str) -> list[Journal]:
 def stored_run(name: str, root: str, *, is_read_only: bool = False) -> Run:
     """The run of this name, with the config that its journal keeps.
 
-    Raises ValueError, naming those there are, without one; UnreadableStore where its journal is damaged, or one that may be its.
+    Raises ValueError, naming those there are, without one, and unless it is only read where it was moved; UnreadableStore where its journal is damaged, or one that may be its.
     """
     rows: dict[str, tuple[Journal, RunRow]] = {}
     faults: list[Exception] = []
@@ -41,7 +41,10 @@ def stored_run(name: str, root: str, *, is_read_only: bool = False) -> Run:
     if "://" not in root:
         data["storage"]["root"] = root  # folders move
     place = f"the config of run {name!r} in {journal.shown_url}"
-    return Run(parse_config(data, place), is_read_only=is_read_only)
+    run = Run(parse_config(data, place), is_read_only=is_read_only)
+    if not is_read_only:
+        run.check_folder(is_continued=False)
+    return run
 
 
 def _raise_missing(name: str, root: str, known: list[str], faults: list[Exception]) -> None:

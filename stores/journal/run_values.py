@@ -8,6 +8,8 @@ from enum import StrEnum
 class RunValue(StrEnum):
     """Name of a fact of a run; `of` names one of a family."""
 
+    FOLDER = "folder"
+    """Where the run was begun."""
     CHAMPION = "champion"
     """Team version and model versions of the champion."""
     CHAMPIONS = "champions"
