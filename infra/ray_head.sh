@@ -27,8 +27,20 @@ started_at() { cut -d' ' -f22 "/proc/$1/stat" 2>/dev/null || true; }
 
 is_up() {
   [ -f $state/head ] || return 1
-  read -r pid since <$state/head
+  read -r pid since _ <$state/head
   [ -n "$since" ] && [ "$(started_at "$pid")" = "$since" ]
+}
+
+boot() { cat /proc/sys/kernel/random/boot_id; }
+
+# Ends what is left of a head whose first process is gone: a raylet outlives its GCS, and holds the ports. Since the machine
+# was booted no other process can have had this id as long as the process group of that id lives.
+end_remains() {
+  [ -f $state/head ] || return 0
+  read -r pid _ booted <$state/head
+  if [ "$booted" = "$(boot)" ] && [ ! -e "/proc/$pid" ] && kill -KILL -- "-$pid" 2>/dev/null; then
+    echo "ended what was left of the Ray head (process $pid)"
+  fi
 }
 
 is_taken() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
@@ -53,7 +65,7 @@ launch() {
       --disable-usage-stats >$state/head.log 2>&1 </dev/null
   ) &
   pid=$!
-  echo "$pid $(started_at "$pid")" >$state/head
+  echo "$pid $(started_at "$pid") $(boot)" >$state/head
   for _ in $(seq 240); do
     if grep -q "Ray runtime started" $state/head.log; then return 0; fi
     if ! is_up; then return 1; fi
@@ -64,6 +76,7 @@ launch() {
 
 up() {
   if is_up; then usage; return; fi
+  end_remains
   for number in "$port" "$dashboard_port"; do
     if is_taken "$number"; then
       echo "ray_head: port $number is taken: choose others with TROUPE_RAY_PORT and TROUPE_RAY_DASHBOARD_PORT" >&2
@@ -90,6 +103,7 @@ up() {
 down() {
   if ! is_up; then
     echo "no Ray head of \`make up\` is running"
+    end_remains
     rm -f $state/head
     return
   fi

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.fast
@@ -15,6 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "infra" / "ray_head.sh"
 RAY = """#!/usr/bin/env bash
 [ "$1" = start ] || exit 0
 ls -l /proc/$$/fd
+[ ! -f "$HOME/raylet" ] || { sleep 60 & echo $! >"$HOME/raylet"; }
 echo "Ray runtime started"
 exec sleep 60
 """
@@ -25,13 +28,17 @@ def free_port() -> str:
         return str(server.getsockname()[1])
 
 
-def test_a_head_keeps_no_lock_of_its_caller(tmp_path: Path) -> None:
-    ray = tmp_path / "bin" / "ray"
+def environment_of(folder: Path, ray_script: str) -> dict[str, str]:
+    ray = folder / "bin" / "ray"
     ray.parent.mkdir()
-    ray.write_text(RAY)
+    ray.write_text(ray_script)
     ray.chmod(0o755)
     ports = {"TROUPE_RAY_PORT": free_port(), "TROUPE_RAY_DASHBOARD_PORT": free_port()}
-    environment = {**os.environ, **ports, "RAY": str(ray), "TROUPE_CACHE": str(tmp_path), "HOME": str(tmp_path)}
+    return {**os.environ, **ports, "RAY": str(ray), "TROUPE_CACHE": str(folder), "HOME": str(folder)}
+
+
+def test_a_head_keeps_no_lock_of_its_caller(tmp_path: Path) -> None:
+    environment = environment_of(tmp_path, RAY)
     try:
         with (tmp_path / "of_caller").open("w") as lock:
             subprocess.run([SCRIPT, "up"], env=environment, pass_fds=[lock.fileno()], check=True, capture_output=True)
@@ -39,3 +46,26 @@ def test_a_head_keeps_no_lock_of_its_caller(tmp_path: Path) -> None:
     finally:
         subprocess.run([SCRIPT, "down"], env=environment, check=True, capture_output=True)
     assert "/dev/null" in held and "of_caller" not in held
+
+
+def test_what_a_dead_head_left_running_is_ended_before_another_starts(tmp_path: Path) -> None:
+    """A raylet outlives its GCS, and the first process of the head with it: the ports stayed taken."""
+    environment = environment_of(tmp_path, RAY)
+    (tmp_path / "raylet").touch()
+
+    def call(what: str) -> str:
+        return subprocess.run([SCRIPT, what], env=environment, check=True, capture_output=True, text=True).stdout
+
+    try:
+        for begin_again in ("up", "down"):
+            call("up")
+            head, raylet = (
+                psutil.Process(int((tmp_path / name).read_text().split()[0])) for name in ("ray/head", "raylet")
+            )
+            head.send_signal(signal.SIGKILL)
+            head.wait(5)
+            assert raylet.is_running()
+            assert f"ended what was left of the Ray head (process {head.pid})" in call(begin_again)
+            assert not raylet.is_running() or raylet.wait(5) is None
+    finally:
+        call("down")
