@@ -5,9 +5,11 @@ Pydantic only. The string under a field is its description, in the JSON schema a
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextvars import ContextVar
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
@@ -17,6 +19,18 @@ IDENTITY_IF_CHANGED: JsonDict = {"identity": "if_changed"}
 """The same: this field counts only away from its default, under which it does nothing. Runs from before the field go on."""
 
 
+AGENTS: ContextVar[Collection[str]] = ContextVar("agents", default=())
+"""The agents of the run whose settings are checked; empty: they are not known."""
+
+
+def _is_agent(name: str) -> str:
+    agents = AGENTS.get()
+    if agents and name not in agents:
+        raise ValueError(f"{name!r} is no agent of this run, which has {', '.join(agents)}")
+    return name
+
+
+AgentName = Annotated[str, AfterValidator(_is_agent)]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -13,7 +13,7 @@ from pipelines.credit.rule import Credit, format_penalty, turn_reward
 from serve_apps.tools.math_answer import is_correct, is_prose
 from serve_apps.tools.math_strings import is_same_string
 from serve_apps.tools.text_match import exact_match, f1
-from stores.settings import NotNegative
+from stores.settings import AgentName, NotNegative
 from stores.types import Trace
 
 METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
@@ -47,7 +47,7 @@ class OutcomeShare:
         metric: str = "em",
         share: Literal["full", "split"] = "full",
         format_weight: NotNegative = 1.0,
-        sharing: Sequence[str] = (),
+        sharing: Sequence[AgentName] = (),
     ) -> None:
         """Args:
         metric: em, f1, math, or math_strings (the reference systems' rules).

@@ -6,8 +6,9 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from pipelines.config.sections import DottedConfig
 from stores.by_name import construct, line_of
+from stores.settings import AGENTS
 from stores.types import SERVED, Cause, EpisodeRewards, Trace, Turn, TurnReward
 
 CreditKind = Literal["returns", "increments"]
@@ -92,8 +94,15 @@ class InferringRule(CreditRule, Protocol):
         ...
 
 
-def load_credit(config: DottedConfig, *, place: str = "credit") -> CreditRule:
-    """Returns the rule that a run config names. Raises ValueError if it cannot be imported, is no rule or refuses its settings."""
+def load_credit(config: DottedConfig, *, place: str = "credit", agents: Collection[str] = ()) -> CreditRule:
+    """Returns the rule that a run config names. Raises ValueError if it cannot be imported, is no rule or refuses its settings.
+
+    Args: agents: those of the run, among which the settings of the rule, and of one in it, may name some; empty: any.
+    """
+    if agents:
+        context = copy_context()
+        context.run(AGENTS.set, agents)
+        return context.run(load_credit, config, place=place)
     rule: CreditRule = construct(
         config.path,
         config.settings,

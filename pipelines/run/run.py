@@ -145,7 +145,7 @@ class Run:
     @cached_property
     def credit(self) -> CreditRule:
         """The user's credit rule."""
-        return load_credit(self.config.credit)
+        return load_credit(self.config.credit, agents=self.config.group_of)
 
     @cached_property
     def credit_version(self) -> str:

@@ -38,7 +38,7 @@ def check(config: RunConfig) -> list[str]:
     workflow = load_workflow(config.workflow.path, config.workflow.settings)
     _check_agents(config, workflow)
     _check_control(config, workflow)
-    credit = load_credit(config.credit)
+    credit = load_credit(config.credit, agents=config.group_of)
     _check_baselines(config, credit.kind)
     if hasattr(credit, "infer"):
         _check_inferred(config)

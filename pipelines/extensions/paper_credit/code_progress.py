@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.credit.rule import Credit, format_penalty, turn_reward
-from stores.settings import NotNegative
+from stores.settings import AgentName, NotNegative
 from stores.types import ToolCall, Trace, Turn
 
 
@@ -33,8 +33,8 @@ class CodeProgress:
         self,
         format_weight: NotNegative = 1.0,
         verify: str = "verify",
-        workers: Sequence[str] = ("planner", "coder"),
-        advisers: Sequence[str] = ("reflector",),
+        workers: Sequence[AgentName] = ("planner", "coder"),
+        advisers: Sequence[AgentName] = ("reflector",),
     ) -> None:
         """Args:
         format_weight: penalty of a turn with an invalid format.

@@ -16,7 +16,7 @@ from typing import Literal
 from pipelines.credit.rule import Credit, format_penalty, turn_reward
 from pipelines.extensions.paper_credit.rounds import Rounds, Team, Timing, check_choice, influence, paid_at, team_score
 from serve_apps.tools.math_answer import is_correct
-from stores.settings import NotNegative, Share
+from stores.settings import AgentName, NotNegative, Share
 from stores.types import Trace
 
 
@@ -32,7 +32,7 @@ class DebateReward:
         gamma: Share = 0.9,
         influence: NotNegative = 0.0,
         format_weight: NotNegative = 0.0,
-        debaters: Sequence[str] = (),
+        debaters: Sequence[AgentName] = (),
         answer_field: str = "answer",
     ) -> None:
         """Args:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pipelines.extensions.paper_credit.rounds import check_choice, mean_of
 from pipelines.extensions.paper_credit.shaping import Played, Shaping
+from stores.settings import AgentName
 from stores.types import Turn
 
 Between = Literal["rounds", "agents"]
@@ -19,7 +20,7 @@ Between = Literal["rounds", "agents"]
 class DifferenceReward(Shaping):
     """Rewards differences: increments between rounds, returns between agents."""
 
-    def __init__(self, inner: Mapping[str, Any], between: Between = "rounds", agents: Sequence[str] = ()) -> None:
+    def __init__(self, inner: Mapping[str, Any], between: Between = "rounds", agents: Sequence[AgentName] = ()) -> None:
         """Args: between: `rounds` compares a turn with the agent's previous one, `agents` with the others of its round."""
         super().__init__(inner, agents)
         check_choice("between", between, Between)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pipelines.credit.rule import Credit, CreditKind, failed_credit, format_penalty, turn_reward
 from pipelines.credit.step_rewards import answered_calls
-from stores.settings import NotNegative
+from stores.settings import AgentName, NotNegative
 from stores.traces.conventions import info_of
 from stores.types import Trace
 
@@ -24,7 +24,7 @@ class GameScores:
         self,
         environment: str,
         player: str,
-        trained: Sequence[str] = (),
+        trained: Sequence[AgentName] = (),
         scores: str = "scores",
         format_weight: NotNegative = 0.1,
     ) -> None:

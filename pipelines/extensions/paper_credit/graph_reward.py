@@ -13,7 +13,7 @@ from typing import Literal
 from pipelines.credit.outcome import check_share, outcome_metric
 from pipelines.credit.rule import Credit, turn_reward
 from serve_apps.extensions.graphs.graph import load_graph
-from stores.settings import NotNegative
+from stores.settings import AgentName, NotNegative
 from stores.types import Trace
 
 
@@ -29,7 +29,7 @@ class GraphReward:
         share: Literal["full", "split"] = "full",
         format_weight: NotNegative = 1.0,
         outcome_weight: NotNegative = 1.0,
-        sharing: Sequence[str] = (),
+        sharing: Sequence[AgentName] = (),
     ) -> None:
         """Args:
         graph: YAML file, the one that the workflow runs.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pipelines.extensions.paper_credit.rounds import check_choice
 from pipelines.extensions.paper_credit.shaping import Played, Shaping
-from stores.settings import NotNegative
+from stores.settings import AgentName, NotNegative
 from stores.types import Turn
 
 Mode = Literal["margin", "quality"]
@@ -33,7 +33,7 @@ class HistoryShaping(Shaping):
         mode: Mode = "margin",
         alpha: NotNegative = 0.5,
         past: Past = "rounds",
-        agents: Sequence[str] = (),
+        agents: Sequence[AgentName] = (),
     ) -> None:
         """Args:
         past: `rounds`: the agent's earlier turns in the episode; `episodes`: its turns in all others of the iteration.

@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.credit.rule import CreditKind
 from pipelines.extensions.paper_credit.rounds import Horizon, Rounds, Sharing, check_choice, mean_of, shared_score
 from pipelines.extensions.paper_credit.shaping import Played, Shaping
-from stores.settings import Share
+from stores.settings import AgentName, Share
 from stores.types import Turn
 
 THRESHOLD = 0.5
@@ -36,7 +36,7 @@ class ScoreRules(Shaping):
         persuaded: float = 0.0,
         corrected: float = 0.0,
         persuading: float = 0.0,
-        agents: Sequence[str] = (),
+        agents: Sequence[AgentName] = (),
     ) -> None:
         """Args:
         horizon: the last round's scores, this round's, or this and the later ones', discounted.

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pipelines.credit.rule import Credit, format_penalty, turn_reward
 from serve_apps.tools.text_match import f1
-from stores.settings import NotNegative
+from stores.settings import AgentName, NotNegative
 from stores.types import Trace, Turn
 
 
@@ -24,7 +24,7 @@ class SearchProgress:
     def __init__(
         self,
         format_weight: NotNegative = 1.0,
-        stating: Sequence[str] = ("planner", "answerer"),
+        stating: Sequence[AgentName] = ("planner", "answerer"),
         answerer: str = "answerer",
         searcher: str = "searcher",
         answer_field: str = "final_answer",

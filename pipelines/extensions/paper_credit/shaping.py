@@ -25,6 +25,7 @@ from pipelines.credit.rule import (
 )
 from pipelines.extensions.paper_credit.inner import PLACE, load_inner
 from pipelines.extensions.paper_credit.rounds import Rounds
+from stores.settings import AgentName
 from stores.traces.conventions import rounds_in_time
 from stores.types import Trace, Turn, TurnReward
 
@@ -50,7 +51,7 @@ class Shaping(ABC):
     caps_failed = True
     """A failed episode is paid by the inner rule, which does not know how low a turn can be shaped."""
 
-    def __init__(self, inner: Mapping[str, Any], agents: Sequence[str] = ()) -> None:
+    def __init__(self, inner: Mapping[str, Any], agents: Sequence[AgentName] = ()) -> None:
         """Args:
         inner: the credit rule that scores the turns, as `{path, settings}`.
         agents: whose turns are shaped, in order; empty: all. The others keep the rewards of the inner rule.

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipelines.extensions.paper_credit.rounds import Team, Timing, check_choice, paid_at, team_score
 from pipelines.extensions.paper_credit.shaping import Played, Shaping
-from stores.settings import Share
+from stores.settings import AgentName, Share
 from stores.types import Turn
 
 
@@ -29,7 +29,7 @@ class TeamReward(Shaping):
         timing: Timing = "dense",
         team: Team = "sum",
         gamma: Share = 0.9,
-        agents: Sequence[str] = (),
+        agents: Sequence[AgentName] = (),
     ) -> None:
         """Args:
         timing: when the reward of a round is given.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -228,6 +229,31 @@ def test_a_rule_is_loaded_by_path_and_settings() -> None:
 def test_a_rule_that_cannot_be_loaded_is_one_clear_message(path: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_credit(DottedConfig(path=path, settings=settings))
+
+
+DEBATE = "pipelines.extensions.paper_credit.debate:DebateReward"
+DIFFERENCE = "pipelines.extensions.paper_credit.difference:DifferenceReward"
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "place"),
+    [
+        (DEBATE, {"debaters": ["solver", "nobody"]}, "debaters.1"),
+        ("pipelines.credit.outcome:OutcomeShare", {"sharing": ["nobody"]}, "sharing.0"),
+        (DIFFERENCE, {"inner": {"path": DEBATE}, "agents": ["nobody"]}, "agents.0"),
+        (DIFFERENCE, {"inner": {"path": DEBATE, "settings": {"debaters": ["nobody"]}}}, "inner.settings.debaters.0"),
+    ],
+)
+def test_settings_that_name_an_agent_which_the_run_has_not_are_refused(
+    path: str, settings: dict[str, Any], place: str
+) -> None:
+    """Otherwise everybody is paid another rule than the one written. Where nobody knows the agents, any name passes."""
+    config = DottedConfig(path=path, settings=settings)
+    said = f"credit.settings.{place}: 'nobody' is no agent of this run, which has solver, critic (got 'nobody')"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        load_credit(config, agents=("solver", "critic"))
+    for agents in ((), ("solver", "nobody")):
+        assert load_credit(config, agents=agents).kind == load_credit(config).kind
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("pipelines/**/*credit/*.py")), ids=lambda file: file.stem)
