@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,6 +106,23 @@ def test_a_sound_team_at_the_very_limit_is_rarely_sent_back_however_often_it_is_
                 sent_back += 1
                 break
     assert sent_back / num <= 0.05
+
+
+def test_all_looks_at_all_guards_of_all_steps_together_spend_what_confidence_leaves() -> None:
+    """What each look spends is read from its interval; a third guard or step, or a look that spends more, would go beyond."""
+    parts, num_guards = 3, 2
+    off = dict.fromkeys(("completion_tokens", "latency_s", "cut_share", "format_share"))
+    watch = Watch(TrafficConfig(guards=TrafficGuardsConfig(**off)), parts=parts)
+    spent = []
+    for look in range(60):
+        num = 20 * 2**look
+        sums = Tally().sums | {name: [num, num / 2, num / 2] for name in ("failure_share", "empty_share")}
+        seen = watch.check(sums, sums)
+        assert seen is not None and len(seen) == num_guards
+        spread = (2 * 0.25 / (num + 2)) ** 0.5
+        spent += [1 - NormalDist().cdf(one.high / spread) for one in seen]
+    assert spent[0] == pytest.approx(0.05 / 2 / num_guards / parts)
+    assert 0.98 * 0.05 < parts * sum(spent) < 0.05
 
 
 def test_figures_add_up_over_replicas_and_subtract_over_time() -> None:
