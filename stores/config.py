@@ -59,6 +59,8 @@ class StorageConfig(Settings):
     def _is_a_plain_uri(cls, value: str) -> str:
         if "://" in value and urlsplit(value).query:
             raise ValueError(f"{value} has options after '?': give the endpoint by AWS_ENDPOINT_URL instead")
+        if "://" in value and "#" in value:
+            raise ValueError(f"{value} has a '#', at which the path of a URI ends: choose another name")
         if not is_uri(value):
             local_path(value)
         return value

@@ -24,16 +24,20 @@ def set_champion(
         past = history(run)
         if not past or past[-1]["team_version"] != version:
             entry = {"team_version": version, "at": time.time(), "reason": reason, "is_rollback": is_rollback}
-            past = [*past, entry]
+            past = [*past, {**entry, "policy_versions": {group: ref.version for group, ref in models.items()}}]
         run.registry.set_alias(run.team_name, CHAMPION, version)
         before = followed(past)
+        try:
+            if before is not None:
+                run.registry.set_alias(run.team_name, PREVIOUS, before)
+        except ValueError:  # somebody has deleted it in MLflow
+            before = None
         if before is None:
             run.registry.remove_alias(run.team_name, PREVIOUS)
-        else:
-            run.registry.set_alias(run.team_name, PREVIOUS, before)
         champion = {"team_version": version, "models": {group: plain(ref) for group, ref in models.items()}}
-        run.journal.put_value(run.run_id, RunValue.CHAMPION, champion)
+        # The line first: a process that dies in between repeats this, or another champion follows the right one.
         run.journal.put_value(run.run_id, RunValue.CHAMPIONS, {"history": past})
+        run.journal.put_value(run.run_id, RunValue.CHAMPION, champion)
     tell(Observer.champion, run.run_id, version)
 
 
@@ -58,7 +62,7 @@ def followed(past: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def history(run: Run) -> list[dict[str, Any]]:
-    """Every champion in order: {"team_version", "at", "reason", "is_rollback"}."""
+    """Every champion in order: {"team_version", "at", "reason", "is_rollback", "policy_versions"}."""
     value = run.journal.value(run.run_id, RunValue.CHAMPIONS)
     return [] if value is None else list(value["history"])
 

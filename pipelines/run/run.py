@@ -124,9 +124,12 @@ class Run:
 
     @cached_property
     def code(self) -> dict[str, str]:
-        """The user's own modules that workflow and credit rule consist of, path -> text; empty where they cannot travel."""
+        """The user's own modules that a team needs to act and its config to be read, path -> text; empty where they cannot travel."""
+        parts = self.config.model_dump(
+            mode="json", include={"workflow", "credit", "evaluate", "train", "serve", "model_groups"}
+        )
         try:
-            return collect_code(*(part.model_dump(mode="json") for part in (self.config.workflow, self.config.credit)))
+            return collect_code(parts)
         except ValueError as error:
             logger.warning("the team can be trained, but a gateway must find its modules by itself: %s", error)
             return {}

@@ -24,6 +24,7 @@ from stores.journal.journal import Lease
 from stores.journal.stage_results import Collected, Decided, Evaluated, Scored
 from stores.registry.registry import CANDIDATE
 from stores.registry.team import Team
+from stores.team_code import is_installed
 from stores.types import ModelVersionRef
 
 VERDICTS = {"promoted": "promote", "sent_back": "reject", "undecided": "inconclusive"}
@@ -94,13 +95,14 @@ def _promote_version(
 def _outdated(run: Run, models: Mapping[str, ModelVersionRef], version: int, evaluated: Evaluated) -> Decided | None:
     """Returns the decision on a team that may not become the champion any more though the gate promotes it; None where it may."""
     assert evaluated.champion is not None, "see _decide"
-    compared, champion = dict(evaluated.champion.policy_versions), _versions(run.champion())
-    if champion == _versions(models):
+    compared, champion, own = dict(evaluated.champion.policy_versions), _versions(run.champion()), _versions(models)
+    if champion == own:
         return None  # this stage moved it, was killed, and is repeated
     if champion != compared:
         why = f"the champion is no longer the one that it was compared with: {compared} then, {champion} now"
         return Decided(verdict="inconclusive", condition=f"{evaluated.condition}; {why}", team_version=version)
-    if any(entry["team_version"] == version for entry in history(run)):
+    # Numbers begin again where the registry was lost: the same number is the same team by its weights only.
+    if any(entry["team_version"] == version and entry.get("policy_versions", own) == own for entry in history(run)):
         why = f"team version {version} has been the champion already, and was sent back"
         return Decided(verdict="reject", condition=f"{evaluated.condition}; {why}", team_version=version)
     return None
@@ -120,7 +122,7 @@ def register_team(
     team = Team(
         workflow=run.config.workflow.path,
         prompts=run.workflow.prompts,
-        credit={**run.config.credit.model_dump(), "version": run.credit_version},
+        credit={**run.config.credit.model_dump(mode="json"), "version": run.credit_version},
         models=models,
         git_commit=git_commit(),
         run_id=run.run_id,
@@ -149,8 +151,12 @@ def provenance_of(run: Run, models: Mapping[str, ModelVersionRef], iteration: in
 
 
 def git_commit() -> str:
-    """Commit of the code that runs, from TROUPE_COMMIT (images set it) or git; empty where neither knows it."""
-    return os.environ.get("TROUPE_COMMIT", "") or _git(Path(__file__).parent, "rev-parse", "HEAD")
+    """Commit of the code that runs, from TROUPE_COMMIT (images set it) or git; empty where neither knows it.
+
+    Where Troupe is installed a checkout around it is the user's.
+    """
+    folder = Path(__file__).parent
+    return os.environ.get("TROUPE_COMMIT", "") or ("" if is_installed(folder) else _git(folder, "rev-parse", "HEAD"))
 
 
 def commit_of(folder: Path) -> str:

@@ -79,8 +79,10 @@ class TeamModel(PythonModel):
         if self._local is None:
             from pipelines.config.run_config import RunConfig
             from pipelines.run.run import Run
+            from stores.team_code import in_use
 
-            run = Run(RunConfig.model_validate(self._team.config))
+            with in_use(self._team.code):
+                run = Run(RunConfig.model_validate(self._team.config))
             team_spec = run.team_spec(dict(self._team.models), code=self._team.code)
             self._local = team_spec.build(), team_spec.limits, dict(self._team.models)
         acting, limits, models = self._local

@@ -23,6 +23,7 @@ from stores.by_name import open_by_name
 from stores.files import is_uri, local_path, open_filesystem
 from stores.journal.stage_results import WarmStarted
 from stores.types import Trace, team_key
+from stores.weights.manifest import read_manifest
 
 if TYPE_CHECKING:
     from serve_apps.episode.demonstrate import ToolAnswers
@@ -44,6 +45,7 @@ def warmstart(run: Run, *, progress: StepProgress | None = None) -> WarmStarted:
 
     logging.disable_progress_bar()
 
+    _check_owner(run)
     settings = run.config.warmstart
     with tempfile.TemporaryDirectory() as scratch:
         starts, metrics = _starts(run, settings, Path(scratch), progress)
@@ -75,6 +77,18 @@ def warmstart(run: Run, *, progress: StepProgress | None = None) -> WarmStarted:
                 out=Path(scratch) / f"adapter-{group}",
             )
     return WarmStarted(models=models, metrics=metrics)
+
+
+def _check_owner(run: Run) -> None:
+    """ValueError where the store has another run's version 0 of a name: it would be taken for this run's."""
+    for group in run.config.model_groups:
+        for name in (group, run.config.weights_name(group)):
+            ref = run.weights.ref(name, 0)
+            if ref is not None and (owner := read_manifest(ref).run_id) != run.run_id:
+                raise ValueError(
+                    f"storage.weights: {run.weights_uri} has version 0 of {name!r} of run {owner!r}: give each run a store of its own, or "
+                    "name the model group otherwise"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ RUN_TAG = "troupe.run_id"
 """Tag of the MLflow run that keeps a whole Troupe run."""
 ITERATION_TAG = "troupe.iteration"
 PARENT_TAG = "mlflow.parentRunId"
+MAX_NAME = 250
+NOT_IN_METRICS = re.compile(r"[^\w .:-]")
 NO_ANSWER = re.compile(r"^API request to \S+ failed with (timeout )?exception", re.IGNORECASE)
 """Matches the client's message when no server has answered."""
 
@@ -156,6 +159,22 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, int | float):
             metrics[path] = float(value)
     return dict(sorted(metrics.items(), key=lambda item: item[0].count("/")))
+
+
+def metric_names(values: Mapping[str, float]) -> dict[str, float]:
+    """Returns figures under names that MLflow takes: parts of a name come from callers, such as the source of a task.
+
+    Other characters, and parts of a path that are empty or dots, become `_`. What then has the name of an earlier one gets a number.
+    """
+    named: dict[str, float] = {}
+    for name, value in values.items():
+        parts = [NOT_IN_METRICS.sub("_", part) for part in name.split("/")]
+        clean = "/".join(part if part.strip(".") else "_" for part in parts)[:MAX_NAME]
+        same = (f"{clean[: MAX_NAME - 5]}-{number}" for number in count(2))
+        while clean in named:
+            clean = next(same)
+        named[clean] = value
+    return named
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from stores.registry.experiment import (
     absolute,
     connect,
     find_child,
+    metric_names,
     open_experiment,
     open_run,
     run_url,
@@ -112,7 +113,7 @@ class RunTracker:
             )
             child = created.info.run_id
         known = self._client.get_run(child).data.metrics
-        points = _metrics({n: v for n, v in metrics.items() if known.get(n) != v}, iteration, ended_at)
+        points = _metrics({n: v for n, v in metric_names(metrics).items() if known.get(n) != v}, iteration, ended_at)
         self._log(parent, metrics=points)
         self._log(child, metrics=points, tags=[RunTag(n, v) for n, v in tags.items()])
         self._client.set_terminated(child, "FINISHED", int(ended_at * 1000))
@@ -157,4 +158,4 @@ class RunTracker:
 def _metrics(values: Mapping[str, float], iteration: int, at: float) -> list[Metric]:
     from mlflow.entities import Metric
 
-    return [Metric(name, float(value), int(at * 1000), iteration) for name, value in values.items()]
+    return [Metric(name, float(value), int(at * 1000), iteration) for name, value in metric_names(values).items()]

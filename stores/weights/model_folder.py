@@ -151,7 +151,8 @@ def check_sizes(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> No
     shape, file = _text_config(config), folder / "config.json"
     for key in COUNTS:
         value = shape.get(key)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        sizes = value if isinstance(value, list) and value else [value]  # Gemma 3n has one per layer
+        if value is not None and not all(type(size) is int and size >= 1 for size in sizes):
             raise ValueError(f"{file}: {key} = {value!r} is no size of 1 or more: correct it")
     dimensions = {size for _, shape_of_tensor in tensors.values() for size in shape_of_tensor}
     for key in ("hidden_size", "vocab_size"):

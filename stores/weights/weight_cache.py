@@ -8,9 +8,9 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -41,17 +41,18 @@ def fetch(ref: ModelVersionRef, cache_dir: str | Path | None = None, *, with_ten
     if folder.is_local:
         return Path(folder.path)
     cache = cache_folder(cache_dir) / sha256(ref.uri.rpartition("/")[0].encode()).hexdigest()[:16]
+    names = [n for n in manifest.files if with_tensors or not n.endswith(".safetensors")]
     whole = cache / f"v{ref.version}-{ref.manifest_sha256[:16]}"
-    target = whole if with_tensors or whole.exists() else whole.with_name(f"{whole.name}-small")
-    with _alone(target) as is_missing:
+    target = whole if with_tensors or _is_used(whole, names) else whole.with_name(f"{whole.name}-small")
+    with _alone(target, names) as is_missing:
         if is_missing:
-            _download(folder, manifest, target, with_tensors=with_tensors)
+            _remove(target)
+            _download(folder, manifest, target, names)
             evict(cache)
     return target
 
 
-def _download(folder: Folder, manifest: Manifest, target: Path, *, with_tensors: bool) -> None:
-    names = [n for n in manifest.files if with_tensors or not n.endswith(".safetensors")]
+def _download(folder: Folder, manifest: Manifest, target: Path, names: Sequence[str]) -> None:
     sweep(target.parent)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
         copy = Path(scratch) / "copy"
@@ -63,9 +64,9 @@ def _download(folder: Folder, manifest: Manifest, target: Path, *, with_tensors:
 
 
 @contextmanager
-def _alone(target: Path) -> Iterator[bool]:
-    """Lets one process of this machine at a time create `target`; yields whether it is missing, and marks it as used."""
-    if _is_used(target):
+def _alone(target: Path, names: Sequence[str]) -> Iterator[bool]:
+    """Lets one process of this machine at a time create `target`; yields whether files are missing, and marks it as used."""
+    if _is_used(target, names):
         yield False
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -81,16 +82,24 @@ def _alone(target: Path) -> Iterator[bool]:
                         f"{target} is being fetched by another process since {FETCH_TIMEOUT_S:g} s"
                     ) from None
                 time.sleep(0.1)
-        yield not _is_used(target)
+        yield not _is_used(target, names)
 
 
-def _is_used(target: Path) -> bool:
-    """Marks a copy as used now; returns False if there is none."""
+def _is_used(target: Path, names: Sequence[str]) -> bool:
+    """Marks a copy as used now; returns False if there is none, or files are gone: cleaners of /tmp take what nobody read for days."""
     try:
         os.utime(target)
     except FileNotFoundError:
         return False
-    return True
+    return all((target / name).is_file() for name in (*names, MANIFEST))
+
+
+def _remove(copy: Path) -> None:
+    """Removes a copy, if there is one; a rename is atomic: nobody sees half of it."""
+    doomed = copy.with_name(f".evict-{uuid.uuid4().hex[:12]}")
+    with suppress(FileNotFoundError):
+        copy.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
@@ -112,13 +121,11 @@ def evict(cache: Path, *, num_kept: int = NUM_CACHED, used_s: float = CACHED_S) 
     freed = 0
     for used_at, path in (copy for same in copies.values() for copy in sorted(same, reverse=True)[num_kept:]):
         if used_at < time.time() - used_s:
-            freed += size_of(path)
-            doomed = path.with_name(f".evict-{uuid.uuid4().hex[:12]}")
-            try:
-                path.rename(doomed)  # a rename is atomic: nobody sees half of a copy
-            except FileNotFoundError:
-                continue
-            shutil.rmtree(doomed, ignore_errors=True)
+            size = size_of(path)
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime == used_at:  # not used meanwhile
+                    _remove(path)
+                    freed += size
     return freed
 
 

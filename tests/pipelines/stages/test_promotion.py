@@ -44,6 +44,8 @@ class Registry:
         self.teams: dict[int, Team] = {}
 
     def set_alias(self, name: str, alias: str, version: int) -> None:
+        if version not in self.teams:
+            raise ValueError(f"no team {version}")
         self.aliases[alias] = version
 
     def remove_alias(self, name: str, alias: str) -> None:
@@ -182,6 +184,30 @@ def test_of_two_promotions_at_once_one_waits_and_neither_is_half_of_each(
     assert registry.aliases == {CHAMPION: last, PREVIOUS: first} and champion_version(run) == last
 
 
+def test_a_rollback_to_a_team_whose_predecessor_was_deleted_leaves_none_before_it(
+    scene: tuple[Run, Registry, list[str]],
+) -> None:
+    """The champion had moved when the alias of a deleted version was refused: registry and journal said different ones for good."""
+    run, registry, _ = scene
+    for version in (1, 2, 3):
+        set_champion(run, registry.teams[version].models, version, reason="test")
+    models = registry.teams[2].models
+    del registry.teams[1]
+    set_champion(run, models, 2, reason="sent back", is_rollback=True)
+    assert registry.aliases == {CHAMPION: 2} and champion_version(run) == 2 and len(history(run)) == 4
+
+
+def test_a_number_that_begins_again_is_another_team_by_its_weights(scene: tuple[Run, Registry, list[str]]) -> None:
+    """Where the registry was lost a new team gets the number of one that was sent back."""
+    run, registry, _ = scene
+    set_champion(run, registry.teams[2].models, 2, reason="test")
+    set_champion(run, registry.teams[1].models, 1, reason="sent back", is_rollback=True)
+    verdict = better_than(1)
+    assert promotion._outdated(run, registry.teams[3].models, 2, verdict) is None
+    again = promotion._outdated(run, registry.teams[2].models, 2, verdict)
+    assert again is not None and again.verdict == "reject"
+
+
 def test_serving_the_champion_beside_a_promotion_deploys_the_new_one(
     scene: tuple[Run, Registry, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +221,7 @@ def test_serving_the_champion_beside_a_promotion_deploys_the_new_one(
 
     monkeypatch.setattr(production, "deploy_team", put_slowly)
     monkeypatch.setattr(service, "existing_run", lambda name, root: run_in(tmp_path, registry))
-    monkeypatch.setattr(Run, "begin", lambda run: None)
+    monkeypatch.setattr(Run, "begin", lambda run, **how: None)
     monkeypatch.setattr(service, "_connect", lambda address: None)
     with ThreadPoolExecutor(1) as pool:
         promotion_under_way = pool.submit(move_champion, run, 2, registry.teams[2], reason="test")

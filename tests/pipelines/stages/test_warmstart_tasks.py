@@ -64,3 +64,20 @@ def test_demonstrations_for_a_tokenizer_that_is_not_made_are_refused() -> None:
     with pytest.raises(ValueError, match="tokenizer_demonstrations: only a `tiny_model` has a tokenizer"):
         WarmstartConfig(**settings)
     assert WarmstartConfig(**settings, tiny_model=TinyModelConfig()).tokenizer_demonstrations == 3
+
+
+def test_version_zero_of_another_run_in_a_shared_store_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    """It was taken for this run's own, whatever model its config names."""
+    changes = {
+        "storage.root": str(tmp_path),
+        "storage.weights": str(tmp_path / "weights"),
+        "warmstart": None,
+        "model_groups.team.model": str(tiny_model),
+    }
+    first, second = (Run(load_config(SMALL, {**changes, "run": name})) for name in ("first", "second"))
+    for run in (first, second):
+        run.open()
+    made = warmstart(first)
+    assert warmstart(first).models == made.models, "its own"
+    with pytest.raises(ValueError, match=r"storage\.weights: .* has version 0 of 'team' of run 'first': give each run"):
+        warmstart(second)

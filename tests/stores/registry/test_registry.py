@@ -115,6 +115,31 @@ def test_a_team_whose_registration_was_killed_after_any_write_is_there_once_and_
     assert len(client.get_metric_history(entry.run_id, "team/accuracy")) == 1
 
 
+def test_sources_of_any_name_are_metrics_and_a_version_of_somebody_else_is_none_of_ours(
+    mlflow_place: tuple[str, str],
+) -> None:
+    """A task's source is whatever its author wrote, and empty by default: promote failed on it after the evaluation."""
+    registry, name = TeamRegistry(*mlflow_place), "sources"
+    sources = {
+        "": 0.1,
+        "AIME'24": 0.2,
+        "AIME_24": 0.3,
+        "MATH/": 0.4,
+        "math (hard)": 0.5,
+        "..": 0.6,
+        "x" * 300: 0.7,
+        "é+": 0.8,
+    }
+    evaluation = {"accuracy": 0.5, "sources": {source: {"accuracy": value} for source, value in sources.items()}}
+    assert registry.register(name, _team(1, run_id=name, evaluation=evaluation)) == 1
+    client = MlflowClient(mlflow_place[0], mlflow_place[0])
+    metrics = client.get_run(client.get_model_version(name, "1").run_id).data.metrics
+    assert sorted(metrics.values()) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.6, 0.7, 0.8]
+    assert metrics["team/sources/AIME_24/accuracy"] == 0.2 and metrics["team/sources/_/accuracy"] == 0.1
+    client.create_model_version(name, source=mlflow_place[1])
+    assert [entry.version for entry in registry.versions(name)] == [1]
+
+
 def test_a_version_shows_its_params_and_metrics_in_mlflow(mlflow_place: tuple[str, str]) -> None:
     from mlflow import MlflowClient
 

@@ -18,6 +18,7 @@ import pytest
 from mounts import on_full_disk
 
 from stores.types import ModelVersionRef
+from stores.weights import weight_cache
 from stores.weights.manifest import Manifest, Probe, read_safetensors_header, verify_folder
 from stores.weights.store import WeightStore
 from stores.weights.weight_cache import CACHED_S, evict, fetch
@@ -144,6 +145,32 @@ def test_processes_that_fetch_the_same_version_copy_it_once(
     assert len({racer.communicate(timeout=60)[0] for racer in racers}) == 1
     (copy,) = tmp_path.glob("weights/*/v1-*")
     verify_folder(copy, WeightStore(s3_uri).manifest(ref))
+
+
+def test_a_copy_that_lost_files_is_fetched_again(s3_uri: str, tiny_model: Path, tmp_path: Path) -> None:
+    """Cleaners of /tmp take files that nobody has read for days, and leave their folder."""
+    store = WeightStore(s3_uri)
+    ref = _commit(store, tiny_model)
+    copy = store.fetch(ref, tmp_path)
+    (copy / "model.safetensors").unlink()
+    assert fetch(ref, tmp_path, with_tensors=False) == copy, "all that is asked for is there"
+    assert store.fetch(ref, tmp_path) == copy
+    verify_folder(copy, store.manifest(ref))
+    assert not list(copy.parent.glob(".evict-*"))
+
+
+def test_a_copy_that_is_used_while_others_are_removed_stays(
+    s3_uri: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = WeightStore(s3_uri).fetch(_commit(WeightStore(s3_uri), tiny_model), tmp_path)
+    os.utime(copy, (1, 1))
+
+    def used_meanwhile(folder: Path) -> int:
+        os.utime(folder)
+        return 5
+
+    monkeypatch.setattr(weight_cache, "size_of", used_meanwhile)
+    assert (evict(copy.parent, num_kept=0), copy.exists()) == (0, True)
 
 
 @pytest.mark.nightly

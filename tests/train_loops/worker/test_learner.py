@@ -402,7 +402,9 @@ def test_the_entropy_bonus_of_a_row_is_that_of_its_tokens_that_are_kept(tiny_mod
         rejecting = MismatchConfig(correction="none", reject_token=(0.95, 1.05))
         loss = LossConfig(entropy_coef=0.5)
         config = TrainConfig(optimizer=LR, loss=loss, mismatch=rejecting, num_epochs=1, num_minibatches=1)
-        return run(moved, models(tiny_model, config), config).metrics["train/loss"]
+        metrics = run(moved, models(tiny_model, config), config).metrics
+        assert metrics["train/ratio"] == pytest.approx(1, abs=1e-3), "a mean over the tokens that are kept"
+        return metrics["train/loss"]
 
     early, late, every = (loss_where(is_far) for is_far in (lambda t: t > 1, lambda t: t <= 1, lambda t: False))
     assert early + late == pytest.approx(every, rel=1e-4) and min(abs(early), abs(late)) > 0.01
