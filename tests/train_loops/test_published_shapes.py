@@ -14,13 +14,15 @@ from stores.weights.model_folder import check_model_files, why_windowed
 from stores.weights.store import WeightStore
 from tests.published_shapes import SHAPES, WINDOWED, write_shape
 from train_loops.config import DeepSpeedConfig, OptimizerConfig, RowsConfig, TrainConfig
-from train_loops.engine.deepspeed_engine import Engine, export_weights, load_model, load_policy
+from train_loops.engine.deepspeed_engine import Engine, load_model, load_policy
+from train_loops.engine.export import export_weights
+from train_loops.engine.logprobs import probe_logprobs
 from train_loops.engine.models import Models
 from train_loops.engine.warmstart import adopt, make_probe
+from train_loops.rows.batching import device
 from train_loops.rows.packed_attention import why_not_packed
 from train_loops.rows.samples import Funnel
 from train_loops.worker.learner import learn
-from train_loops.worker.trainer import _probe_logprobs
 
 pytestmark = [pytest.mark.test, pytest.mark.usefixtures("one_worker")]
 
@@ -45,7 +47,7 @@ def test_a_published_folder_trains_and_its_next_version_is_proven(family: str, b
         chained_samples(), Models(policy=policy), config=config, credit_kind="returns", seed=0, funnel=funnel
     )
     assert not learned.reason and learned.metrics["train/trained_rows"] > 0
-    probe = Probe(sequences=before.sequences, logprobs=_probe_logprobs(policy, before.sequences))
+    probe = Probe(sequences=before.sequences, logprobs=probe_logprobs(policy, before.sequences, on=device()))
     out = export_weights(policy, parent=folder, out=tmp_path / "v1")
     check_model_files(out)
     # What an engine of the trainer's dtype would answer.

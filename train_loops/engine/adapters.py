@@ -24,7 +24,8 @@ from stores.types import ModelVersionRef
 from stores.weights.model_folder import num_known_rows
 from stores.weights.store import WeightStore
 from train_loops.config import DeepSpeedConfig, LoraConfig
-from train_loops.engine.deepspeed_engine import NOT_COPIED, Engine, freeze, load_model, load_policy
+from train_loops.engine.deepspeed_engine import Engine, freeze, load_model, load_policy
+from train_loops.engine.export import NOT_COPIED
 from train_loops.engine.logprobs import PolicyScorer
 
 if TYPE_CHECKING:

@@ -26,7 +26,10 @@ from torch import nn
 from stores.files import naming_file
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+DTYPES = {
+    **{"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64},
+    **{"BOOL": torch.bool, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64},
+}
 """Dtypes by their name in the header of safetensors."""
 NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -218,7 +221,7 @@ def write_safetensors(
     Args:
         shapes: the shape of every tensor, by name.
         tensors: on the CPU; they are converted to their dtype.
-        dtypes: name -> `F32`, `BF16` or `F16`; None: all float32.
+        dtypes: name -> one of `DTYPES`; None: all float32.
         metadata: entries of the header, e.g. {"format": "pt"}.
     """
     names = {name: (dtypes or {}).get(name, "F32") for name in shapes}

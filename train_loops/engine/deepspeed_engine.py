@@ -1,7 +1,6 @@
-"""engine: a model and its settings -> a DeepSpeed engine that trains, checkpoints and exports it.
+"""engine: a model and its settings -> a DeepSpeed engine that trains and checkpoints it.
 
     load_policy / load_critic --Engine--> forward, backward (any number of microbatches), step, save, load
-                                  └──export_weights──> folder in Hugging Face layout
 
 ZeRO (arXiv 1910.02054) 0 to 3, float32 or bf16, on CPU (gloo) or GPU (NCCL). Nothing is ever compiled, so that machines
 without a compiler can train.
@@ -9,11 +8,9 @@ without a compiler can train.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,27 +20,15 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from stores.weights.manifest import read_safetensors_header
 from stores.weights.model_folder import num_known_rows
 from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig
-from train_loops.engine.checkpoints import (
-    NAME_OF,
-    Partitions,
-    fits,
-    load_checkpoint,
-    save_checkpoint,
-    write_safetensors,
-)
+from train_loops.engine.checkpoints import Partitions, fits, load_checkpoint, save_checkpoint
 from train_loops.rows.batching import device
 from train_loops.signal.learning_rate import adamw, learning_rate
 
 if TYPE_CHECKING:
     from train_loops.engine.critic import ValueModel
     from train_loops.engine.logprobs import PolicyScorer
-
-WEIGHTS_FILE = "model.safetensors"
-NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "manifest.json", "train_result.json")
-"""The files of the parent's folder that a new version does not inherit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,20 +198,20 @@ class Engine:
         return state
 
     def tensors(
-        self, module: nn.Module, *, only_trainable: bool = False, only: str = ""
+        self, module: nn.Module, *, only_trainable: bool = False, names: Collection[str] | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields the parameters of `module` (a part of this engine's) on the CPU, whole, one after the other.
 
-        Tied parameters come once. All workers iterate to the end, because gathering a parameter is a collective.
+        All workers iterate to the end, because gathering a parameter is a collective.
 
         Args:
             only_trainable: leave frozen parameters out.
-            only: yield only the parameter of this name.
+            names: yield these, a tied parameter under each of its names that is among them; None: all, tied ones once.
         """
         import deepspeed
 
-        for name, parameter in module.named_parameters():
-            if (only_trainable and not parameter.requires_grad) or (only and name != only):
+        for name, parameter in module.named_parameters(remove_duplicate=names is None):
+            if (only_trainable and not parameter.requires_grad) or (names is not None and name not in names):
                 continue
             if self._stage < 3:
                 yield name, parameter.detach().to("cpu", copy=True)
@@ -304,66 +289,6 @@ def _move_states(optimizer: Any, to: torch.device) -> None:
         for name, value in states.items():
             if torch.is_tensor(value):
                 states[name] = value.to(to)
-
-
-def export_weights(engine: Engine, *, parent: str | Path, out: str | Path) -> Path:
-    """Writes a `PolicyScorer` engine's model as a Hugging Face folder; all workers call it, worker 0 writes.
-
-    Names and tying are the parent's, so that a running engine can load one over the other: a tied head that the parent's
-    file stores all the same is stored again. Config and tokenizer files are copied from it.
-
-    The dtype is the trainer's, and config.json says so: in the bfloat16 of a published folder a step of float32 weights
-    would mostly be rounded away, and what is served would not be what was trained.
-
-    Args:
-        engine: around a `PolicyScorer`.
-        parent: folder of the version that was trained from.
-        out: folder to write.
-
-    Raises:
-        ValueError: the parent's folder does not hold the same tensors.
-    """
-    parent, out = Path(parent), Path(out)
-    stored = {name for file in parent.glob("*.safetensors") for name in read_safetensors_header(file)}
-    model: Any = engine.module.model
-    parameters = dict(model.named_parameters())
-    shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
-    if unknown := [name for name in shapes if name not in stored]:
-        raise ValueError(f"{parent} has no tensor {unknown[0]!r}, the model trained from it does")
-    tied = {name: source for name, source in _tied_names(model).items() if name in stored}
-    shapes |= {name: shapes[source] for name, source in tied.items()}
-    dtypes = {name: NAME_OF[parameters[tied.get(name, name)].dtype] for name in shapes}
-
-    def tensors() -> Iterable[torch.Tensor]:
-        for _, tensor in engine.tensors(model):
-            yield tensor
-        for source in tied.values():
-            yield from (tensor for _, tensor in engine.tensors(model, only=source))
-
-    if torch.distributed.get_rank() == 0:
-        shutil.copytree(parent, out, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
-        write_safetensors(out / WEIGHTS_FILE, shapes, tensors(), dtypes=dtypes, metadata={"format": "pt"})
-        _say_dtype(out / "config.json", next(iter(parameters.values())).dtype)
-    else:
-        for _ in tensors():  # the others take part in every collective
-            pass
-    return out
-
-
-def _say_dtype(file: Path, dtype: torch.dtype) -> None:
-    """Makes a config.json name the dtype of the weights beside it: transformers loads them in the one that it names."""
-    config = json.loads(file.read_text())
-    for part in (config, config.get("text_config") or {}):
-        part.pop("torch_dtype", None)  # its name before transformers 5
-        part["dtype"] = str(dtype).removeprefix("torch.")
-    file.write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _tied_names(module: nn.Module) -> dict[str, str]:
-    """Maps every further name of a tied parameter to the name that `Engine.tensors` gives it."""
-    first = {id(parameter): name for name, parameter in module.named_parameters()}
-    every = module.named_parameters(remove_duplicate=False)
-    return {name: first[id(parameter)] for name, parameter in every if name != first[id(parameter)]}
 
 
 def _dtype(config: DeepSpeedConfig) -> torch.dtype:

@@ -6,6 +6,7 @@ only where the next token is a completion token, in chunks whose logits are reco
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from train_loops.rows.batching import Batch
+from train_loops.rows.batching import Batch, collate_turns
 from train_loops.rows.packed_attention import install, refuse_unpackable
 
 if TYPE_CHECKING:
@@ -41,13 +42,6 @@ class PolicyScorer(nn.Module):
     def __init__(self, model: PreTrainedModel, *, num_known: int | None = None) -> None:
         """Wraps `model`. Args: num_known: rows of the head that stand for a token; None: all. Engines mask the others."""
         super().__init__()
-        config = model.config.get_text_config()
-        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-            if getattr(config, name, None) not in (None, 1, 1.0):
-                raise ValueError(
-                    f"{type(model).__name__} has {name}={getattr(config, name)}: its logits are not head(hidden), "
-                    "which PolicyScorer computes; use another base model"
-                )
         install(model)
         self.model = model
         self.value_head = None
@@ -102,6 +96,18 @@ class PolicyScorer(nn.Module):
 def completion_logprobs(model: nn.Module, batch: Batch) -> torch.Tensor:
     """Returns the logprobs, [N] float32. `model` is a `PolicyScorer`, or a DeepSpeed engine around one."""
     return model(batch)[0]
+
+
+def probe_logprobs(
+    policy: Callable[..., Any], sequences: Sequence[Sequence[int]], *, on: torch.device | str = "cpu"
+) -> tuple[tuple[float, ...], ...]:
+    """Returns for each sequence the logprobs of all tokens but its first, as an engine answers a probe. Args: on: where `policy` is."""
+    logprobs = []
+    with torch.no_grad():
+        for ids in sequences:
+            batch = collate_turns([(ids[:1], ids[1:])]).to(on)
+            logprobs.append(tuple(policy(batch, with_padded_rows=True)[0].tolist()))
+    return tuple(logprobs)
 
 
 def hidden_states(trunk: PreTrainedModel, batch: Batch) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from math import cos, pi
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,10 @@ import torch
 from stores.weights.manifest import Probe
 from stores.weights.model_folder import check_model_files
 from stores.weights.store import WeightStore
-from train_loops.config import WarmstartConfig
-from train_loops.engine.logprobs import PolicyScorer, completion_logprobs
+from train_loops.config import DeepSpeedConfig, WarmstartConfig
+from train_loops.engine.deepspeed_engine import load_policy
+from train_loops.engine.export import export_layout
+from train_loops.engine.logprobs import PolicyScorer, completion_logprobs, probe_logprobs
 from train_loops.engine.tiny_model import PARAGRAPH, build_model, save_folder
 from train_loops.rows.batching import Batch, collate_turns
 from train_loops.signal.learning_rate import adamw
@@ -35,6 +38,11 @@ Demonstration = tuple[Sequence[int], Sequence[int]]
 
 BUCKET_BATCHES = 16
 """Rows are sorted by length among this many batches: little padding, and batches still differ in content."""
+NUM_CHECKED = 4
+"""Demonstrations whose logprobs are compared before a model learns."""
+MAX_DIFFERENCE = 1e-3
+"""Nats between two float32 computations of one logprob. Both run over the same tokens on one machine, so that only the
+order of their sums differs."""
 
 
 def warmstart(
@@ -72,7 +80,9 @@ def warmstart(
     limit = model.config.get_text_config().max_position_embeddings
     if longest > limit:
         raise ValueError(f"a demonstration has {longest} tokens but the model takes {limit}: raise max_position")
-    scorer = PolicyScorer(model).train()
+    scorer = PolicyScorer(model.eval())
+    _check_scores(scorer, make_probe(model, [[*prompt, *completion] for prompt, completion in rows[:NUM_CHECKED]]))
+    scorer.train()
     batches = list(_batches(rows, config=config, seed=seed))
     started, losses, num_tokens, num_targets = time.perf_counter(), [], 0, 0
     for step, (batch, loss) in enumerate(_steps(scorer, rows, batches, config=config), 1):
@@ -132,8 +142,8 @@ def adopt(
 
     Raises:
         ValueError: the folder lacks config, tokenizer or safetensors; its files do not fit together, or ask for code of their
-            own; or it stores a head of its own beside a config that says it is the input embeddings: trainer and engine
-            would each take another one.
+            own; it stores a head of its own beside a config that says it is the input embeddings: trainer and engine
+            would each take another one; or the trainer cannot load, score or export the model.
     """
     path = Path(folder)
     lacking = [
@@ -158,8 +168,9 @@ def adopt(
             f"{folder}: config.json has tie_word_embeddings = true, but the weights hold an output head that differs from "
             "the input embeddings: set it to false, or remove the head's tensor"
         )
-    if sequences is None:
-        sequences = probe_sequences(path)
+    probe = make_probe(model, sequences if sequences is not None else probe_sequences(path))
+    del model
+    _check_training(path, probe)
     return store.commit(
         path,
         model_group=model_group,
@@ -167,7 +178,7 @@ def adopt(
         parent=None,
         run_id=run_id,
         iteration=0,
-        probe=make_probe(model, sequences),
+        probe=probe,
         note=note or f"adopted from {path.name}",
     )
 
@@ -197,6 +208,29 @@ def probe_sequences(folder: str | Path, *, num_sequences: int = 4, length: int =
     ids = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)(PARAGRAPH)["input_ids"]
     sequences = [ids[begin : begin + length] for begin in range(0, len(ids) - 1, length)]
     return [sequence for sequence in sequences[:num_sequences] if len(sequence) > 1]
+
+
+def _check_training(folder: Path, probe: Probe) -> None:
+    """Raises ValueError where the trainer could not load the model, score its tokens right, or export it."""
+    try:
+        policy = load_policy(folder, DeepSpeedConfig()).eval()
+        _check_scores(policy, probe)
+    except Exception as error:  # whatever its code for one of hundreds of families makes of it
+        raise ValueError(
+            f"{folder} cannot be trained, take another base model: {type(error).__name__}: {error}"
+        ) from error
+    export_layout(policy.model, folder)
+
+
+def _check_scores(policy: PolicyScorer, probe: Probe) -> None:
+    """Raises ValueError where the scorer's logprobs are not the model's own: some scale their logits, or cap them."""
+    scored = probe_logprobs(policy, probe.sequences)
+    pairs = zip(chain.from_iterable(scored), chain.from_iterable(probe.logprobs), strict=True)
+    difference = max((abs(ours - own) for ours, own in pairs), default=0.0)
+    if not difference <= MAX_DIFFERENCE:
+        raise ValueError(
+            f"logprobs of {type(policy.model).__name__} are not those of head(hidden), which is trained: they differ by {difference:.2g} nats"
+        )
 
 
 def _checked(demonstrations: Sequence[Demonstration]) -> list[Demonstration]:

@@ -45,7 +45,6 @@ from train_loops.signal.team_signal import LOG_RATIOS_FILE, read_team_signal
 from train_loops.train_job import TrainFailure, TrainJob, train_parts
 
 if TYPE_CHECKING:
-    from train_loops.engine.deepspeed_engine import Engine
     from train_loops.engine.models import Models
     from train_loops.worker.learner import Learned
 
@@ -284,13 +283,15 @@ class Worker:
         import torch.distributed as dist
 
         from train_loops.engine.adapters import export_adapter
-        from train_loops.engine.deepspeed_engine import export_weights
+        from train_loops.engine.export import export_weights
+        from train_loops.engine.logprobs import probe_logprobs
+        from train_loops.rows.batching import device
 
         assert self._models is not None
         assert job.parent is not None
         before = store.manifest(job.parent)
         sequences = before.probe.sequences
-        probe = Probe(sequences=sequences, logprobs=_probe_logprobs(self._models.policy, sequences))
+        probe = Probe(sequences=sequences, logprobs=probe_logprobs(self._models.policy, sequences, on=device()))
         ref = None
         with tempfile.TemporaryDirectory(prefix="troupe-weights-") as scratch:
             if before.base is None:
@@ -354,19 +355,6 @@ def _stored_answer(store: WeightStore, job: TrainJob) -> TrainAnswer | None:
     if not path.is_file():
         raise ValueError(f"{ref.uri} exists already and was not made by a trainer: ask for another version")
     return replace(TrainAnswer.from_text(path.read_text()), model=ref)
-
-
-def _probe_logprobs(policy: Engine, sequences: tuple[tuple[int, ...], ...]) -> tuple[tuple[float, ...], ...]:
-    import torch
-
-    from train_loops.rows.batching import collate_turns, device
-
-    logprobs = []
-    with torch.no_grad():
-        for ids in sequences:
-            batch = collate_turns([(ids[:1], ids[1:])]).to(device())
-            logprobs.append(tuple(policy(batch, with_padded_rows=True)[0].tolist()))
-    return tuple(logprobs)
 
 
 def _answer(ref: ModelVersionRef | None, learned: Learned, *, parts: TrainParts | None = None) -> TrainAnswer:

@@ -18,7 +18,8 @@ from synthetic_engine import OPTIMIZER, batches, train, weights
 from stores.weights.manifest import read_safetensors_header
 from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig
 from train_loops.engine.critic import value_head
-from train_loops.engine.deepspeed_engine import Engine, export_weights, load_critic, load_policy
+from train_loops.engine.deepspeed_engine import Engine, load_critic, load_policy
+from train_loops.engine.export import export_weights
 from train_loops.engine.logprobs import completion_logprobs
 from train_loops.engine.run_checkpoints import EXPORTED
 
