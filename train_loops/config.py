@@ -292,7 +292,8 @@ class DeepSpeedConfig(Settings):
     """The stage of ZeRO: workers partition nothing (0), optimizer state (1), gradients (2) or parameters (3), too. Raise it
     when the memory of one worker is too small."""
     bf16: bool = False
-    """Whether the trainer computes in bfloat16. Set it for models of real size on GPUs."""
+    """Whether the trainer computes in bfloat16, with float32 weights and sums of gradients beside. Set it for models of real size
+    on GPUs. Stages below 2 are then stage 2."""
     gradient_checkpointing: bool = False
     """Whether activations are recomputed in the backward pass, which saves memory and costs time."""
     offload_optimizer: bool = False

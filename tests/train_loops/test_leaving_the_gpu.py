@@ -22,6 +22,7 @@ LAYOUTS = {
     "z0": DeepSpeedConfig(),
     "z1": DeepSpeedConfig(zero_stage=1),
     "z1-offload": DeepSpeedConfig(zero_stage=1, offload_optimizer=True),
+    "z0-bf16": DeepSpeedConfig(bf16=True),
     "z2-bf16": DeepSpeedConfig(zero_stage=2, bf16=True),
 }
 

@@ -123,8 +123,9 @@ class Engine:
         import deepspeed
 
         self._settings = optimizer
-        # bf16 weights need float32 masters, which DeepSpeed keeps in its ZeRO optimizers.
-        self._stage = max(config.zero_stage, 1) if config.bf16 else config.zero_stage
+        # bf16 weights need float32 masters and sums of gradients, which DeepSpeed keeps in its ZeRO optimizers; that of stage 1
+        # cannot leave the GPU (`offload`).
+        self._stage = max(config.zero_stage, 2) if config.bf16 else config.zero_stage
         self.num_steps = 0
         self._deepspeed, self._optimizer, _, _ = deepspeed.initialize(
             model=module.to(device()),
@@ -310,6 +311,8 @@ def _deepspeed_config(config: DeepSpeedConfig, *, stage: int, max_grad_norm: flo
         # At stage 0 in float32 DeepSpeed clips but does not return the norm, so `Engine.step` clips there itself.
         "gradient_clipping": max_grad_norm if stage else 0.0,
         "bf16": {"enabled": config.bf16},
+        # In bf16 the gradient of a late microbatch is lost where the sum so far is 256 times as large.
+        "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
     }

@@ -148,9 +148,9 @@ def _learning_bytes(config: DeepSpeedConfig, workers: int) -> int:
     Stage 1 partitions masters and moments, stage 2 gradients, too, and stage 3 weights, too (arXiv 1910.02054).
     """
     size = 2 if config.bf16 else 4
-    stage = max(config.zero_stage, 1) if config.bf16 else config.zero_stage
+    stage = max(config.zero_stage, 2) if config.bf16 else config.zero_stage  # as `deepspeed_engine.Engine` has it
     masters = 4 if stage else 0
-    weights, gradients = size * (1 if stage == 3 else workers), size * (1 if stage >= 2 else workers)
+    weights, gradients = size * (1 if stage == 3 else workers), 4 * (1 if stage >= 2 else workers)
     return weights + gradients + (masters + MOMENTS_BYTES) * (1 if stage else workers)
 
 

@@ -191,9 +191,10 @@ def test_a_frozen_critic_trains_and_stores_its_head_alone(tiny_model: Path, tmp_
     engine.close()
 
 
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, ZERO_3])
-def test_a_loss_that_is_not_finite_skips_the_step_and_leaves_no_trace(tiny_model: Path, stage: int) -> None:
-    config = DeepSpeedConfig(zero_stage=stage)
+def test_a_loss_that_is_not_finite_skips_the_step_and_leaves_no_trace(tiny_model: Path, stage: int, bf16: bool) -> None:
+    config = DeepSpeedConfig(zero_stage=stage, bf16=bf16)
     engine = Engine(load_policy(tiny_model, config), optimizer=OPTIMIZER, config=config)
     before = weights(engine)
     first, second = batches(2)
@@ -203,6 +204,23 @@ def test_a_loss_that_is_not_finite_skips_the_step_and_leaves_no_trace(tiny_model
     assert torch.equal(weights(engine), before) and engine.num_steps == 0
     fresh = Engine(load_policy(tiny_model, config), optimizer=OPTIMIZER, config=config)
     assert train(engine, 1) == train(fresh, 1)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DeepSpeedConfig(bf16=True),
+        DeepSpeedConfig(bf16=True, zero_stage=1, offload_optimizer=True),
+        DeepSpeedConfig(bf16=True, zero_stage=3),
+    ],
+    ids=["z0", "z1-offload", "z3"],
+)
+def test_in_bf16_the_gradients_of_many_microbatches_add_up(config: DeepSpeedConfig) -> None:
+    engine = Engine(torch.nn.Linear(4, 1, bias=False, dtype=torch.bfloat16), optimizer=OPTIMIZER, config=config)
+    for i in range(512):
+        engine.backward(engine(torch.ones(1, 4, dtype=torch.bfloat16)).float().sum() / 512, is_last=i == 511)
+    assert engine.step().grad_norm == pytest.approx(2.0)
+    engine.close()
 
 
 @pytest.mark.parametrize("stage", [0, ZERO_3])
