@@ -270,7 +270,7 @@ class MismatchConfig(Settings):
     """The range of the geometric mean weight outside of which a turn is masked whole; null: no turn is masked."""
     old_logprobs: Literal["recompute", "rollout_if_close"] = "recompute"
     """Where the old logprobs come from. `rollout_if_close` takes the engine's, which saves a forward pass, while the
-    difference, measured on a part of the rows, is within tolerance."""
+    difference, measured on a part of the rows, is within tolerance and no row is from service."""
     tolerance_mean: float = Field(1e-3, gt=0)
     """The mean difference in nats beyond which (or beyond `tolerance_max`) importance weights are applied."""
     tolerance_max: float = Field(0.05, gt=0)

@@ -276,8 +276,8 @@ def score(
     """Scores the rows under the parent weights, and measures how near the engine's logprobs are to the trainer's.
 
     With `old_logprobs: rollout_if_close` the engine's logprobs are taken as the old ones where they are close on a part of
-    the rows; that saves a forward pass. The agreement is then that of this part. If the part has no row of some agent, all
-    rows are scored.
+    the rows; that saves a forward pass. The agreement is then that of this part. If the part has no row of some agent, or a
+    row is from service, all rows are scored: whatever version sampled that one, its logprobs are not the parent's.
 
     Args:
         is_off_policy, has_all_groups: see `learn`; `config` has the settings of `mismatch.off_policy` already.
@@ -288,7 +288,7 @@ def score(
     names = ["ref"] * (models.reference is not None) + ["values"] * models.has_values
     rollout = [np.asarray(s.rollout_logprobs, dtype=np.float64) for s in samples]
     agents = [s.agent for s in samples]
-    if config.mismatch.old_logprobs == "rollout_if_close":
+    if config.mismatch.old_logprobs == "rollout_if_close" and not any(s.is_served for s in samples):
         agreements = measured_on_probe(samples, layout, models, config=config.mismatch)
         if is_close(agreements, config=config.mismatch) and agreements.keys() == set(agents):
             scores = score_rows(layout, models, rows=range(len(samples)), names=names)

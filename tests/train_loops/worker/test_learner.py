@@ -331,6 +331,18 @@ def test_rows_from_service_are_weighed_apart_and_too_far_ones_train_nothing(tiny
     assert far["train/trained_rows"] == sum(s.episode_id not in served for s in samples)
 
 
+def test_rows_from_service_are_weighed_by_logprobs_of_the_trainer_also_where_the_engines_are_close(
+    tiny_model: Path, sampled
+) -> None:
+    config = TrainConfig(optimizer=LR, mismatch=MismatchConfig(old_logprobs="rollout_if_close"))
+    samples = rows(sampled)
+    probed = probe_rows([len(s.token_ids) for s in samples])
+    served = {s.episode_id for s in samples} - {samples[i].episode_id for i in probed}
+    assert served, "the probe takes a part of the episodes only"
+    learned = run(served_from(samples, served, 6.0), models(tiny_model, config), config)
+    assert learned.metrics["train/served_rows_kept"] == 0 and learned.metrics["train/served_ess"] < 0.6
+
+
 def test_rows_from_service_alone_do_not_speak_for_the_engine(tiny_model: Path, sampled) -> None:
     config = TrainConfig(algorithm="grpo", optimizer=LR)
     samples = rows(sampled)
