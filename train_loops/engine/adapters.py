@@ -25,7 +25,7 @@ from stores.weights.model_folder import num_known_rows
 from stores.weights.store import WeightStore
 from train_loops.config import DeepSpeedConfig, LoraConfig
 from train_loops.engine.deepspeed_engine import Engine, freeze, load_model, load_policy
-from train_loops.engine.export import NOT_COPIED
+from train_loops.engine.export import NOT_COPIED, save_model
 from train_loops.engine.logprobs import PolicyScorer
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def merge_adapter(base: str | Path, adapter: str | Path, out: str | Path) -> Pat
             if isinstance(layer, Linear):
                 merged.get_submodule(name).weight += layer.get_delta_weight(ADAPTER)
     shutil.copytree(base, out, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
-    merged.save_pretrained(out)
+    save_model(merged, Path(out), source=Path(base))
     for weights in Path(out).glob("*.safetensors"):  # safetensors writes them for the owner alone
         shutil.copymode(Path(out) / "config.json", weights)
     return Path(out)

@@ -12,13 +12,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stores.weights.manifest import read_safetensors_header
 from train_loops.engine.checkpoints import NAME_OF, write_safetensors
 from train_loops.engine.deepspeed_engine import Engine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 WEIGHTS_FILE = "model.safetensors"
 NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "manifest.json", "train_result.json")
@@ -128,6 +131,19 @@ def _read(place_of: Mapping[str, Path]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, file in place_of.items():
         with safe_open(file, framework="pt") as tensors:
             yield name, tensors.get_tensor(name)
+
+
+def save_model(model: PreTrainedModel, out: Path, *, source: Path) -> None:
+    """Writes config and weights of a model that was loaded from `source`, and copies that folder's generation_config.json.
+
+    transformers reads some of these files that it refuses to write, e.g. with a temperature and no do_sample.
+    """
+    from transformers import GenerationConfig
+
+    model.generation_config = GenerationConfig()
+    model.save_pretrained(out)
+    if (file := source / "generation_config.json").is_file():
+        shutil.copyfile(file, out / file.name)
 
 
 def _say_dtype(file: Path, dtype: torch.dtype) -> None:

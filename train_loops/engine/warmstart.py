@@ -22,7 +22,7 @@ from stores.weights.model_folder import check_model_files
 from stores.weights.store import WeightStore
 from train_loops.config import DeepSpeedConfig, WarmstartConfig
 from train_loops.engine.deepspeed_engine import load_policy
-from train_loops.engine.export import export_layout
+from train_loops.engine.export import export_layout, save_model
 from train_loops.engine.logprobs import PolicyScorer, completion_logprobs, probe_logprobs
 from train_loops.engine.tiny_model import PARAGRAPH, build_model, save_folder
 from train_loops.rows.batching import Batch, collate_turns
@@ -94,7 +94,11 @@ def warmstart(
         if progress is not None:
             progress(step, len(batches), loss)
     seconds = time.perf_counter() - started
-    save_folder(model.eval(), tokenizer, out) if config.tiny_model else _save(model.eval(), tokenizer, out)
+    if model_folder is None:
+        save_folder(model.eval(), tokenizer, out)
+    else:
+        save_model(model.eval(), out, source=Path(model_folder))
+        tokenizer.save_pretrained(out)
     return {
         "warmstart/loss": float(np.mean(losses[-max(len(losses) // 10, 1) :])),
         "warmstart/first_loss": losses[0],
@@ -262,11 +266,6 @@ def _load_model(folder: Path) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
-
-
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
 
 
 def _batches(rows: Sequence[Demonstration], *, config: WarmstartConfig, seed: int) -> Iterator[list[int]]:

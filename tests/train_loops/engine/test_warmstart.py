@@ -11,7 +11,8 @@ from stored_head import with_stored_head
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stores.weights.store import WeightStore
-from train_loops.config import OptimizerConfig, TinyModelConfig, WarmstartConfig
+from train_loops.config import LoraConfig, OptimizerConfig, TinyModelConfig, WarmstartConfig
+from train_loops.engine.adapters import make_adapter, merge_adapter
 from train_loops.engine.tiny_model import build_tokenizer
 from train_loops.engine.warmstart import _batches, adopt, make_probe, probe_sequences, warmstart
 
@@ -71,6 +72,19 @@ def test_the_same_seed_gives_the_same_weights_and_a_folder_can_go_on(tmp_path: P
     metrics = warmstart(COPIES, config=go_on, seed=0, out=tmp_path / "three", model_folder=tmp_path / "one")
     assert metrics["warmstart/first_loss"] < 5
     assert (tmp_path / "three" / "tokenizer.json").is_file()
+
+
+def test_a_folder_whose_generation_config_transformers_would_not_write_can_go_on(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "vicuna")
+    (folder / "generation_config.json").write_text(text := '{"temperature": 0.9, "top_p": 0.6, "eos_token_id": 2}')
+    go_on = CONFIG.model_copy(update={"tiny_model": None, "num_epochs": 1})
+    warmstart(COPIES[:16], config=go_on, seed=0, out=tmp_path / "out", model_folder=folder)
+    adapter = make_adapter(AutoModelForCausalLM.from_pretrained(folder), LoraConfig(rank=2), seed=0, out=tmp_path / "a")
+    for out in (tmp_path / "out", merge_adapter(folder, adapter, tmp_path / "merged")):
+        assert (out / "generation_config.json").read_text() == text
+        AutoModelForCausalLM.from_pretrained(out)
 
 
 def test_every_demonstration_is_seen_once_per_epoch_with_little_padding() -> None:
