@@ -133,11 +133,21 @@ class CriticConfig(Settings):
     value_coef: float = Field(0.1, gt=0)
     """The weight of the value loss beside the policy loss; it counts for `shared` only."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
-    """The optimizer of the critic's weights. Its learning rate is usually higher than the policy's."""
+    """The optimizer of the critic's weights; one that is `shared` has the policy's. Its learning rate is usually higher than the
+    policy's."""
     value_clip: float = Field(0.5, gt=0)
     """How far a value may move from its old value in one iteration before the value loss is clipped."""
     warmup_iterations: int = Field(0, ge=0)
     """The number of first iterations in which only the critic learns. Raise it when the critic explains nothing yet."""
+
+    @model_validator(mode="after")
+    def _optimizer_is_read(self) -> Self:
+        if self.kind == "shared" and self.optimizer != CriticConfig.model_fields["optimizer"].default:
+            raise ValueError(
+                "critic.optimizer is set, which critic.kind: shared does not read: its head learns in the policy's steps, by "
+                "train.optimizer: drop it, or take kind: own"
+            )
+        return self
 
 
 class AdvantageConfig(Settings):
@@ -552,11 +562,20 @@ class WarmstartConfig(Settings):
     batch_turns: int = Field(64, ge=1)
     """The number of turns per optimizer step."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=3e-3, warmup_steps=20)
-    """The optimizer of the supervised training."""
+    """The optimizer of the supervised training. Its rate falls to a tenth along a cosine until the last step: it takes no `schedule`."""
     threads: int = Field(2, ge=1)
     """The number of torch threads of the process that trains."""
     stage_timeout_s: float = Field(3600, gt=0, json_schema_extra=NOT_IDENTITY)
     """The deadline in seconds of the warm start, demonstrations included."""
+
+    @model_validator(mode="after")
+    def _has_one_schedule(self) -> Self:
+        if self.optimizer.schedule != "constant":
+            raise ValueError(
+                f"optimizer.schedule: {self.optimizer.schedule} is not read here: after warmup_steps the rate of a warm start falls to "
+                "a tenth along a cosine, until the last step: drop schedule, decay_steps and min_lr_share"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -103,6 +103,14 @@ def begun_from(folder: str) -> dict[str, Any]:
             r"loop\.max_lag = 1: model group 'solver_verifier': .*set recompute",
         ),
         (
+            {"train": {"algorithm": "ppo", "critic": {"kind": "shared", "optimizer": {"lr": 1e-3}}}},
+            r"train\.critic: .*critic\.kind: shared does not read: .*by train\.optimizer: drop it, or take kind: own",
+        ),
+        (
+            {"warmstart.optimizer": {"schedule": "linear", "decay_steps": 40}},
+            r"warmstart: .*schedule: linear is not read here: .*drop schedule, decay_steps and min_lr_share",
+        ),
+        (
             {"loop.max_lag": 2, "promote.deploy": "canary"},
             r"loop\.max_lag = 2: promote\.deploy = 'canary' holds the gate",
         ),
