@@ -312,7 +312,7 @@ def test_what_a_checkpoint_that_is_gone_leaves_to_start_afresh_is_named(tiny_mod
     assert resumed("both", models) == (critic_jobs, [])
     adapted = resumed("both", models, adaptive_kl=AdaptiveKLConfig())
     assert adapted == (CarriedState(kl_coef=0.5, num_critic_jobs=2), [])
-    assert resumed("policy", models)[1] == ["critic"]
+    assert resumed("policy", models) == (fresh, ["critic"]), "a critic that starts afresh has its warm-up again"
     assert resumed("policy", Models(policy=policy)) == (critic_jobs, []), "of a value head on the policy's trunk"
     assert resumed("gone", models) == (fresh, ["optimizer", "critic"])
     assert resumed("gone", Models(policy=policy)) == (fresh, ["optimizer"])

@@ -105,10 +105,12 @@ def resume(uri: str, models: Models, *, state: CarriedState, loss: LossConfig) -
         if models.policy.fits(folder, tag="policy"):
             state = state.resumed(models.policy.load(folder, tag="policy"), loss)
             lost.remove("optimizer")
-        if models.critic is not None and models.critic.fits(folder, tag="critic"):
-            num_critic_jobs = int(models.critic.load(folder, tag="critic")["num_critic_jobs"])
-            state = replace(state, num_critic_jobs=num_critic_jobs)
-            lost.remove("critic")
+        if models.critic is not None:
+            state = replace(state, num_critic_jobs=0)  # the policy's file says what the critic of then had
+            if models.critic.fits(folder, tag="critic"):
+                num_critic_jobs = int(models.critic.load(folder, tag="critic")["num_critic_jobs"])
+                state = replace(state, num_critic_jobs=num_critic_jobs)
+                lost.remove("critic")
     return state, lost
 
 
