@@ -126,9 +126,12 @@ def sweep(run_folder: str, job: TrainJob) -> None:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
-def drop_older(run_folder: str, model_group: str) -> None:
-    """Empties the checkpoints of all but the last two versions, once the newer one is committed; a stage that is repeated needs the
-    parent's. Ray Train counts tries, and of a version that was not committed at first there are several."""
+def drop_older(run_folder: str, model_group: str, *, parent: int) -> None:
+    """Empties the checkpoints of all but the last two versions and the one that the last was trained from, once that is committed.
+
+    A stage that is repeated needs the parent's, and so do all to come while it is the champion that rejections go back to
+    (`on_reject: champion`).
+    """
     import torch.distributed as dist
 
     if dist.get_rank() != 0:
@@ -136,9 +139,9 @@ def drop_older(run_folder: str, model_group: str) -> None:
     name_form = re.compile(rf"{re.escape(model_group)}-v(\d+)-[0-9a-f]{{8}}")
     names = {file.name.partition("/")[0] for file in list_files(run_folder)}
     versions = {name: int(found[1]) for name in names if (found := name_form.fullmatch(name))}
-    last = sorted(set(versions.values()))[-2:]
+    kept = {*sorted(set(versions.values()))[-2:], parent}
     for name, version in versions.items():
-        if version not in last:
+        if version not in kept:
             # The folder stays: Ray Train may know it, and fails where it is gone.
             remove_folder(f"{run_folder}/{name}", keeps_folder=True)
 

@@ -220,7 +220,7 @@ class TrainerSupervisor:
 
 def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
     """Runs the workers of one epoch; returns or raises when they cannot go on."""
-    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, UserCallback
+    from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
     class Failures(UserCallback):
@@ -258,11 +258,11 @@ def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
         scaling_config=ScalingConfig(
             num_workers=train["num_workers"], use_gpu=_uses_gpu(train), resources_per_worker=resources
         ),
+        # Ray Train counts tries, and would delete the checkpoint of the version that is trained from: `drop_older` knows versions.
         run_config=RunConfig(  # type: ignore[call-arg]  # the checker sees Ray Train V1
             name=settings["run_name"],
             storage_path=settings["storage_path"],
             failure_config=FailureConfig(max_failures=MAX_DEATHS),  # of this `fit`: the supervisor starts another
-            checkpoint_config=CheckpointConfig(num_to_keep=2 + MAX_TRIES),  # of tries; of versions two, see drop_older
             callbacks=[Failures()],  # type: ignore[list-item]
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
         ),

@@ -17,7 +17,8 @@ from stores.weights.manifest import read_manifest
 from train_loops.engine.state_sizes import checkpoint_bytes, version_bytes
 
 KEPT_CHECKPOINTS = 2
-"""A trainer keeps those of so many versions: the one before stays until the new one is committed with its version."""
+"""A trainer keeps those of so many versions, and the champion's where rejections go back to it: the one before stays until the
+new one is committed with its version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,8 @@ def disk_needs(run: Run) -> list[DiskNeed]:
         versions += (all_versions if limit is None else max(needed, min(all_versions, int(limit * 1e9)))) - existing
         own_critic = num_trained * (train.has_critic and train.critic.kind == "own")
         each = checkpoint_bytes(train, num_trained, own_critic)
-        checkpoints += min(run.config.iterations, KEPT_CHECKPOINTS) * each
+        num_checkpoints = KEPT_CHECKPOINTS + (run.config.promote.on_reject == "champion")
+        checkpoints += min(run.config.iterations, num_checkpoints) * each
     checkpoints -= sum(file.size_bytes for files in checkpoint_files(run).values() for file in files)
     by_device: dict[int, tuple[Path, int]] = {}
     sizes = {run.weights_uri: versions, f"{run.folder}/checkpoints": checkpoints, tempfile.gettempdir(): scratch}

@@ -20,19 +20,27 @@ from train_loops.engine.run_checkpoints import CarriedState, drop_older, store_s
 pytestmark = pytest.mark.test
 
 
-def test_the_last_two_versions_keep_their_checkpoints_however_often_one_was_tried(
+def test_the_last_two_versions_and_their_parent_keep_their_checkpoints_however_often_one_was_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    names = ["a-v9-00000000", "a-v10-00000000", "a-v11-00000001", "a-v11-00000002", "a-v11-00000003", "a-b-v1-00000000"]
+    names = [
+        "a-v7-00000000",
+        "a-v9-00000000",
+        "a-v10-00000000",
+        "a-v11-00000001",
+        "a-v11-00000002",
+        "a-v11-00000003",
+        "a-b-v1-00000000",
+    ]
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "policy.json").write_text("{}")
-    drop_older(str(tmp_path), "a")
+    drop_older(str(tmp_path), "a", parent=7)  # 9, 10 and 11 were trained from the champion, and rejected
     left = {path.parent.name for path in tmp_path.glob("*/policy.json")}
     assert left == set(names) - {"a-v9-00000000"}
     assert (tmp_path / "a-v9-00000000").is_dir(), "Ray Train may know it, and fails where it is gone"
-    drop_older(str(tmp_path / "nothing"), "a")
+    drop_older(str(tmp_path / "nothing"), "a", parent=7)
 
 
 @pytest.mark.parametrize("place", ["critic", "value_head", "moment"])

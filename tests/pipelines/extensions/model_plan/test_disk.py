@@ -53,6 +53,8 @@ def test_a_run_of_a_model_of_135_million_parameters_keeps_little(run_of: Any) ->
     assert need.needed_bytes == (1000 + 270 + 2 * 1620) * MILLION, (
         "versions up to the limit; a checkpoint's weights are float32"
     )
+    (need,) = disk_needs(run_of(**{"promote.on_reject": "champion"}))
+    assert need.needed_bytes == (4 * 540 + 3 * 1080) * MILLION, "the champion's checkpoint stays, too"
     (need,) = disk_needs(run_of(iterations=1))
     assert need.needed_bytes == (2 * 540 + 1080) * MILLION
 
