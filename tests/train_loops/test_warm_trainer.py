@@ -38,7 +38,8 @@ from train_loops.engine.models import Models
 from train_loops.engine.run_checkpoints import CarriedState, resume
 from train_loops.engine.warmstart import adopt
 from train_loops.train_job import TrainJob
-from train_loops.worker.trainer_handle import TrainerHandle, TrainJobError, attach
+from train_loops.worker.trainer_handle import PROCESS_SETTINGS, TrainerHandle, TrainJobError, attach
+from train_loops.worker.trainer_supervisor import _backend
 
 pytestmark = pytest.mark.nightly
 
@@ -292,6 +293,12 @@ def test_jobs_on_rows_of_an_earlier_version_and_of_the_parent_in_turn_keep_the_e
 
 
 @pytest.mark.test
+def test_workers_wait_for_worker_0_as_long_as_a_job_may_take() -> None:
+    train = CONFIG.model_copy(update={"num_workers": 2, "job_timeout_s": 7200.0})
+    group = _backend(train.model_dump(mode="json", include=PROCESS_SETTINGS))
+    assert group is not None and group.timeout_s == 7200
+
+
 def test_what_a_checkpoint_that_is_gone_leaves_to_start_afresh_is_named(tiny_model: Path, tmp_path: Path) -> None:
     join_workers()
     settings, fresh = CONFIG.deepspeed, CarriedState(kl_coef=0.1)

@@ -27,7 +27,7 @@ from train_loops.worker.trainer_supervisor import MAX_FAILED_STARTS, TrainerSupe
 POLL_S = 2.0
 """A handle asks this often: a thread that waits for Ray can be interrupted only between two questions."""
 
-PROCESS_SETTINGS = {"num_workers", "threads", "cpus_per_worker", "gpus_per_worker"}
+PROCESS_SETTINGS = {"num_workers", "threads", "cpus_per_worker", "gpus_per_worker", "job_timeout_s"}
 """The train settings that shape a trainer's processes."""
 
 

@@ -10,17 +10,21 @@ same run name. Its memory is lost then, and handles send their job again.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stores.inside_ray import free_reservations_of_the_dead
 from stores.journal.stage_results import TrainAnswer
 from train_loops.train_job import TrainFailure, TrainJob
 from train_loops.worker.trainer import ANSWER_TIMEOUT_S, NAMESPACE, run_worker
+
+if TYPE_CHECKING:
+    from ray.train.torch import TorchConfig
 
 MAX_TRIES = 2
 """So often a job is tried whose training raises something that is not the job's fault."""
@@ -30,7 +34,6 @@ MAX_FAILED_STARTS = 3
 """After so many starts in a row that failed, open jobs are answered with the error."""
 MAX_RESULTS = 64
 """So many results are kept; the oldest is forgotten first."""
-GLOO_TIMEOUT_S = 300
 
 ENVIRONMENT = {
     # Ray Train forwards these from the supervisor's process: without the first each job takes up to 2 s longer.
@@ -239,16 +242,11 @@ def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
 
     train = settings["train"]
     resources = {"CPU": train["cpus_per_worker"]} | ({"GPU": train["gpus_per_worker"]} if _uses_gpu(train) else {})
-    backend = None
-    if train["num_workers"] > 1 or _uses_gpu(train):
-        from ray.train.torch import TorchConfig
-
-        backend = TorchConfig(backend="nccl" if _uses_gpu(train) else "gloo", timeout_s=GLOO_TIMEOUT_S)
     # This is what TorchTrainer does, except that supervisor and controller of a single CPU worker need not import torch:
     # 2 s and 180 MB each. `engine.join_workers` makes the group of one.
     DataParallelTrainer(
         run_worker,
-        backend_config=backend,
+        backend_config=_backend(train),
         train_loop_config={
             "supervisor": name,
             "epoch": epoch,
@@ -267,6 +265,16 @@ def _fit(name: str, epoch: str, settings: dict[str, Any]) -> None:
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
         ),
     ).fit()
+
+
+def _backend(train: dict[str, Any]) -> TorchConfig | None:
+    """Returns the settings of the workers' process group; None for a single worker on a CPU, which needs none of Ray Train's."""
+    if train["num_workers"] == 1 and not _uses_gpu(train):
+        return None
+    from ray.train.torch import TorchConfig
+
+    # While worker 0 commits, or learns for the whole team, the others wait in a collective, as long as a job may take.
+    return TorchConfig(backend="nccl" if _uses_gpu(train) else "gloo", timeout_s=math.ceil(train["job_timeout_s"]))
 
 
 def _is_death(error: Exception) -> bool:
