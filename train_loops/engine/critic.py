@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from train_loops.engine.logprobs import at_least_float32, hidden_states
+from train_loops.engine.logprobs import hidden_states
 from train_loops.rows.batching import Batch
 from train_loops.rows.packed_attention import install
+from train_loops.signal.losses import at_least_float32
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

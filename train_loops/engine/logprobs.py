@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from train_loops.rows.batching import Batch, collate_turns
 from train_loops.rows.packed_attention import install, refuse_unpackable
+from train_loops.signal.losses import at_least_float32
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -122,11 +123,6 @@ def hidden_states(trunk: PreTrainedModel, batch: Batch) -> torch.Tensor:
         packed = {"position_ids": batch.position_ids, "families": batch.families}
     hidden = trunk(input_ids=batch.token_ids, use_cache=False, **packed).last_hidden_state.flatten(0, 1)
     return hidden[batch.predictors] if len(batch.predictors) else hidden[:1]
-
-
-def at_least_float32(x: torch.Tensor) -> torch.Tensor:
-    """Converts bfloat16 and float16 to float32; float64 stays."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def _score(

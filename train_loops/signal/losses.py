@@ -62,7 +62,7 @@ def aggregate(
     Raises:
         ValueError: `mode` is not known, or it is `seq_mean_token_sum_norm` and the denominators have no `norm_tokens`.
     """
-    loss = _at_least_float32(loss)
+    loss = at_least_float32(loss)
     if mode == "token_mean":
         return loss.sum() / denominators.num_tokens
     if mode == "seq_mean_token_sum":
@@ -174,7 +174,7 @@ def gspo(
     sg stops gradients. The paper clips at 3e-4 and 4e-4. All tensors are [N], and every row of the microbatch must be
     there whole.
     """
-    d = _at_least_float32(logprobs) - old_logprobs  # no clamp per token: the ratio is that of the whole sequence
+    d = at_least_float32(logprobs) - old_logprobs  # no clamp per token: the ratio is that of the whole sequence
     num_rows = int(row_of_token.max()) + 1 if len(row_of_token) else 0
     mean = d.new_zeros(num_rows).index_add(0, row_of_token, d / _tokens_of_row(row_of_token))[row_of_token]
     # Its value is exactly 0 and its gradient that of `logprobs`: the ratio keeps the mean's last digits, and each token has
@@ -201,7 +201,7 @@ def cispo(
     d = _log_ratio(logprobs, old_logprobs).detach()
     ratio = d.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -clipped * advantages * _at_least_float32(logprobs), _about(ratio, d, clipped != ratio)
+    return -clipped * advantages * at_least_float32(logprobs), _about(ratio, d, clipped != ratio)
 
 
 def reinforce(
@@ -212,7 +212,7 @@ def reinforce(
     The ratio is only reported.
     """
     d = _log_ratio(logprobs, old_logprobs).detach()
-    return -advantages * _at_least_float32(logprobs), _about(d.exp(), d, torch.zeros_like(d))
+    return -advantages * at_least_float32(logprobs), _about(d.exp(), d, torch.zeros_like(d))
 
 
 def value_loss(
@@ -234,7 +234,7 @@ def value_loss(
     Returns:
         Loss per token [N], and [N] `value_clip_share` (1 where the clip decides).
     """
-    values = _at_least_float32(values)
+    values = at_least_float32(values)
     near = torch.clamp(values, old_values - value_clip, old_values + value_clip)
     plain, clipped = (_error(v - returns, huber_delta) for v in (values, near))
     return torch.maximum(plain, clipped), {"value_clip_share": (clipped > plain).detach().float()}
@@ -246,7 +246,7 @@ def _error(x: torch.Tensor, delta: float | None) -> torch.Tensor:
 
 
 def _log_ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:
-    return (_at_least_float32(logprobs) - old_logprobs).clamp(-20, 20)
+    return (at_least_float32(logprobs) - old_logprobs).clamp(-20, 20)
 
 
 def _about(ratio: torch.Tensor, d: torch.Tensor, is_clipped: torch.Tensor) -> About:
@@ -258,5 +258,6 @@ def _tokens_of_row(row_of_token: torch.Tensor) -> torch.Tensor:
     return torch.bincount(row_of_token)[row_of_token] if len(row_of_token) else row_of_token
 
 
-def _at_least_float32(x: torch.Tensor) -> torch.Tensor:
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Converts bfloat16 and float16 to float32; float64 stays."""
     return x if x.dtype == torch.float64 else x.float()
