@@ -49,7 +49,6 @@ ONE_CALLER = {
         "serve_apps.gateway.traffic.redaction",
         "serve_apps.policy.generation",
         "stores.traces.upkeep",
-        "train_loops.engine.checkpoints",
         "train_loops.worker.learner",
         "train_loops.worker.update",
     ),

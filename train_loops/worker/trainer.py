@@ -233,7 +233,7 @@ class Worker:
         self, job: TrainJob, store: WeightStore, parent_folder: Path, *, learned: Learned, note: str
     ) -> ModelVersionRef:
         """Stores the state of the engines: the checkpoint first, then the version, whose manifest says that all is there."""
-        assert self._models is not None
+        assert self._models is not None and job.parent is not None
         begun = time.perf_counter()
         num_critic_jobs = self._state.num_critic_jobs + self._has_values
         self._state = CarriedState(kl_coef=learned.kl_coef, num_critic_jobs=num_critic_jobs)
@@ -247,7 +247,7 @@ class Worker:
         learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
         ref = self._commit(job, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
         learned.metrics["train/commit_s"] = time.perf_counter() - begun
-        drop_older(self._run_folder, job.model_group, parent=job.parent_version)
+        drop_older(self._run_folder, job.model_group, parent=job.parent.version)
         return ref
 
     def _hold(self, job: TrainJob, parent: ModelVersionRef, store: WeightStore) -> None:
