@@ -58,7 +58,8 @@ class Figure:
 
     def limit(self, margin: float) -> float:
         """Returns the limit of the difference, or of the ratio, that a margin allows."""
-        return 1 + margin if self.compared_by == "ratio" else margin if self.worse == "higher" else -margin
+        unchanged = 1.0 if self.compared_by == "ratio" else 0.0
+        return unchanged + margin if self.worse == "higher" else unchanged - margin
 
     def state(self, low: float, high: float, limit: float) -> State:
         """Judges a change by its whole interval: on the right side of the limit, on the wrong one, or over it."""

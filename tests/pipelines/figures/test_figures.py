@@ -20,6 +20,7 @@ from pipelines.figures.figure import Figure
 from pipelines.figures.registry import FIGURES, figure_of, figures_of, with_own
 from pipelines.stages.score import _own_figures
 from serve_apps.gateway.traffic.figures import NAMES
+from stores.types import Trace
 
 pytestmark = pytest.mark.fast
 
@@ -69,6 +70,29 @@ def test_a_change_is_judged_by_its_whole_interval() -> None:
     ]  # fmt: skip
     assert tokens.words(1.984, 1.911, 2.052, 1.5) == "completion_tokens x1.98 [1.91, 2.05], at most x1.50"
     assert format_share.words(0.1, -0.1, 0.3, -0.05) == "format_share +0.100 [-0.100, +0.300], at least -0.050"
+
+
+def test_an_amount_that_must_not_fall_may_fall_by_the_margin(make_trace: MakeTrace) -> None:
+    words = Figure(
+        name="words",
+        meaning="",
+        worse="lower",
+        changed="",
+        compared_by="ratio",
+        guard=0.2,
+        of_episode=lambda trace: float(len(trace.answer.split())),
+    )
+    old, new = ([make_trace(i, answer="word " * num * (2 + i % 3)) for i in range(80)] for num in (10, 9))
+    off = GuardsConfig(**dict.fromkeys(GuardsConfig.DEFAULTS))
+
+    def state(new: list[Trace], old: list[Trace]) -> str:
+        (found,) = check_guards(new, old, config=off, figures={"words": words})
+        assert found.limit == 0.8
+        return found.state
+
+    assert (state(old, old), state(new, old), state(old, new)) == ("holds", "holds", "holds")
+    halved = [replace(trace, answer="word " * (len(trace.answer.split()) // 2)) for trace in old]
+    assert state(halved, old) == "broken"
 
 
 OWN = """
