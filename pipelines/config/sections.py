@@ -433,9 +433,10 @@ class PromoteConfig(Settings):
     """The margin in outcome: a candidate that is certainly not worse by more than it is promoted, too; null: a gain is
     needed. What such promotions may have lost is taken off it until a certain gain, so that it is spent once."""
     min_ok_share: float = Field(0.9, ge=0, le=1)
-    """The least share of episodes with status ok. A candidate below it is rejected."""
+    """The least share of episodes with status ok. A candidate below it is rejected: before the last look (`evaluate.tasks_per_look`) one
+    that is certainly below it."""
     min_format_share: float = Field(0.0, ge=0, le=1)
-    """The least share of well-formed turns of every agent. A candidate below it is rejected."""
+    """The least share of well-formed turns of every agent. A candidate below it is rejected, as for `min_ok_share`."""
     guards: GuardsConfig = GuardsConfig()
     """By the names of figures, of `evaluate.figures` too: how much worse than the champion a candidate may be, whatever it gains;
     null: any. What is not named has the limit of the page on figures. A guard holds where its whole interval is on the allowed side of

@@ -1,8 +1,8 @@
 """gate: evidence about a candidate -> promote, reject or inconclusive, and the condition that decided.
 
-floor or guard broken, a source lost -------> reject
+floor or guard broken, a source lost -------> reject (a floor before the last look: certainly broken)
 no champion --------------------------------> promote (the first team)
-certainly gains more than min_gain ---------> promote   \\ inconclusive where a
+certainly gains more than min_gain ---------> promote   \\ inconclusive where a floor,
 certainly not worse than non_inferiority ---> promote   / guard or source is unclear
 certainly neither --------------------------> reject
 else ---------------------------------------> inconclusive
@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pipelines.config.sections import PromoteConfig
 from pipelines.evaluation.guards import Guarded
-from pipelines.evaluation.statistics import Interval, Outcomes
+from pipelines.evaluation.statistics import Interval, Outcomes, exact_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Evidence:
     ok_share: float
     """Share of the candidate's episodes with status ok."""
     format_shares: Mapping[str, float]
-    """Share of well-formed turns per agent; NaN where an agent made no turn, which no floor can judge."""
+    """Share of well-formed turns per agent that made a turn."""
     guards: Sequence[Guarded] = ()
     sources: Mapping[str, Interval] = field(default_factory=dict)
     """The gain on the tasks of each source, missing episodes against the candidate, where there are several; their intervals hold
@@ -46,6 +46,8 @@ class Evidence:
     """The gain over all tasks, each missing episode lost by the candidate or won by the champion; None where none is missing."""
     num_missing: tuple[int, int] = (0, 0)
     """Episodes without an outcome, of the candidate and of the champion."""
+    looks_to_come: LooksToCome | None = None
+    """None at the last look, where floors are judged by the shares as they are."""
     not_ok: str = ""
     """How the candidate's episodes ended that are not ok, and what would change that, in words."""
 
@@ -53,6 +55,28 @@ class Evidence:
     def deciding_gain(self) -> Interval | None:
         """Returns the gain whose lower bound must clear."""
         return self.gain if self.bound is None else self.bound
+
+    def at_most(self, share: float, agent: str | None = None) -> float:
+        """Returns the upper bound of a share, of `agent` or of all, of which more is to be seen; the share itself at the last look.
+
+        Problems are the units, each with its own share of sound episodes or turns: no wider spread than that of 0s and 1s.
+        """
+        if self.looks_to_come is None:
+            return share
+        to_come = self.looks_to_come
+        num = to_come.num_problems if agent is None else to_come.num_by_agent[agent]
+        return exact_share(math.ceil(share * num), num, confidence=to_come.confidence)[1]
+
+
+class LooksToCome(NamedTuple):
+    """What bounds the shares of a look after which others may come."""
+
+    num_problems: int
+    """Families of tasks that were played."""
+    num_by_agent: Mapping[str, int]
+    """Those in which an agent made a turn that counts."""
+    confidence: float
+    """Of each look, so that all of them together err as often as `evaluate.confidence` allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +93,7 @@ def decide_promotion(promote: PromoteConfig, evidence: Evidence) -> Verdict:
     worst case for a promotion, of the outcomes that there are for a rejection. The loss on one source is that of the worst
     case, though it rejects: a candidate may not hide it behind missing episodes.
     """
-    broken = _broken_floor(promote, evidence) or _broken_guard(promote, evidence)
+    broken = _broken_floor(promote, evidence, is_certain=True) or _broken_guard(promote, evidence)
     if broken:
         return Verdict(verdict="reject", condition=broken)
     if evidence.gain is None:
@@ -83,8 +107,10 @@ def decide_promotion(promote: PromoteConfig, evidence: Evidence) -> Verdict:
         spent = f", as {evidence.margin_spent:.3f} of non_inferiority is spent" if evidence.margin_spent else ""
         enough = f"certainly not worse than by {margin:.3f}{spent}"
     if enough:
-        unclear = next((str(g) for g in evidence.guards if g.state == "unclear"), "") or _unclear_source(
-            promote, evidence
+        unclear = (
+            _broken_floor(promote, evidence, is_certain=False)
+            or next((str(g) for g in evidence.guards if g.state == "unclear"), "")
+            or _unclear_source(promote, evidence)
         )
         if unclear:
             return Verdict(verdict="inconclusive", condition=f"{numbers}: {enough}, but not sure of {unclear}")
@@ -108,15 +134,16 @@ def _in_words(evidence: Evidence, gain: Interval) -> str:
     )
 
 
-def _broken_floor(promote: PromoteConfig, evidence: Evidence) -> str:
-    """Returns the first floor that does not hold, in words; empty where all hold."""
-    if not evidence.ok_share >= promote.min_ok_share:
+def _broken_floor(promote: PromoteConfig, evidence: Evidence, *, is_certain: bool) -> str:
+    """Returns the first floor that does not hold, in words; empty where all hold. Args: is_certain: whatever the looks to come show."""
+    ok_share = evidence.at_most(evidence.ok_share) if is_certain else evidence.ok_share
+    if ok_share < promote.min_ok_share:
         broken = f"share of ok episodes {evidence.ok_share:.3f} is below min_ok_share {promote.min_ok_share:.3f}"
         if not evidence.not_ok:
             return broken
         return f"{broken}: {evidence.not_ok}; or lower promote.min_ok_share, which lets such episodes be as they are"
     for agent, share in evidence.format_shares.items():
-        if not math.isnan(share) and share < promote.min_format_share:
+        if (evidence.at_most(share, agent) if is_certain else share) < promote.min_format_share:
             return f"share of well-formed turns of {agent} {share:.3f} is below {promote.min_format_share:.3f}"
     return ""
 

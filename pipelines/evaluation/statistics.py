@@ -288,8 +288,8 @@ def exact_interval(candidate: Outcomes, champion: Outcomes, how: Resampling = RE
     if not won + lost:
         unseen = _never_seen(n, how.confidence)
         return Interval(mean=0.0, low=-unseen, high=unseen, num_tasks=n)
-    low, high = _clopper_pearson(won, won + lost, confidence=how.confidence)
-    least, most = _clopper_pearson(won + lost, n, confidence=how.confidence)
+    low, high = exact_share(won, won + lost, confidence=how.confidence)
+    least, most = exact_share(won + lost, n, confidence=how.confidence)
     below, above = 2 * low - 1, 2 * high - 1
     return Interval(
         mean=(won - lost) / n,
@@ -304,8 +304,8 @@ def _never_seen(n: int, confidence: float) -> float:
     return 1.0 - ((1.0 - confidence) / 2) ** (1.0 / n)
 
 
-def _clopper_pearson(num_won: int, num: int, *, confidence: float) -> tuple[float, float]:
-    """Exact interval of a binomial share."""
+def exact_share(num_won: int, num: int, *, confidence: float) -> tuple[float, float]:
+    """Returns the exact two-sided interval of a binomial share (Clopper and Pearson 1934)."""
     from scipy.stats import binomtest
 
     interval = binomtest(num_won, num).proportion_ci(confidence_level=confidence, method="exact")

@@ -10,6 +10,7 @@ seeds on the same engines, swapped in place and swapped back, each with proof.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any
 from pipelines.config.sections import TEST_FORM
 from pipelines.credit.rule import worst_outcome
 from pipelines.episodes.collector import end_collectors
-from pipelines.evaluation.gate import Evidence, Verdict, decide_promotion, margin_after, worst_case
+from pipelines.evaluation.gate import Evidence, LooksToCome, Verdict, decide_promotion, margin_after, worst_case
 from pipelines.evaluation.guards import check_guards
 from pipelines.evaluation.played import Played, play_team, versions_of
 from pipelines.evaluation.statistics import (
@@ -245,6 +246,9 @@ def _examine(
     return Evidence(
         gain=gain,
         ok_share=new.ok_share,
+        looks_to_come=None
+        if planned is None or len(tasks) == planned
+        else _to_come(tasks, new, family_of, confidence=1 - error_chance / num_looks),
         not_ok=new.not_ok(run) if new.ok_share < run.config.promote.min_ok_share else "",
         format_shares={agent: figures["format_share"] for agent, figures in new.score(run).agents.items()},
         guards=guards,
@@ -254,6 +258,14 @@ def _examine(
         bound=bound,
         num_missing=(new.num_failed, old.num_failed),
     )
+
+
+def _to_come(tasks: Sequence[Task], new: Played, family_of: Families, *, confidence: float) -> LooksToCome:
+    def problem(task: Task) -> str:
+        return family_of.get(task.task_id, task.task_id)
+
+    acted = {(turn.agent, problem(trace.task)) for trace in new.traces for turn in trace.turns}
+    return LooksToCome(len(set(map(problem, tasks))), Counter(agent for agent, _ in acted), confidence)
 
 
 def _interval(

@@ -192,6 +192,20 @@ def test_the_evaluation_grows_until_the_gate_is_sure_and_no_further(scene: Calla
     assert report.num_unpaired == 0
 
 
+def test_a_floor_that_the_first_tasks_miss_by_chance_does_not_end_the_looks(scene: Callable[..., Scene]) -> None:
+    failing: set[int] = set()
+    unlucky = scene(
+        lambda number, versions: number not in failing if versions["a"] == 2 else number % 10 < 5,
+        **{"evaluate.tasks_per_look": 40},
+    )
+    first = [unlucky.number[task.task_id] for task in evaluate.decision_tasks(unlucky.run, 1)[:40]]
+    failing.update([number for number in first if number % 2 == 0][:6])
+    unlucky.escapes = {2: Cause.POLICY}
+    report, _ = unlucky.decide()
+    assert report.num_looks is not None and report.num_looks > 1, report.condition
+    assert report.verdict == "promote", report.condition
+
+
 def test_what_stays_open_when_all_tasks_are_played_is_inconclusive(scene: Callable[..., Scene]) -> None:
     alike = scene(lambda number, versions: (number + versions["a"]) % 2 == 0, **{"evaluate.tasks_per_look": 100})
     report, decision = alike.decide()
