@@ -114,7 +114,8 @@ EPISODE_FIGURES = (
         meaning="share of answers that are empty or decline",
         worse="higher",
         changed="more answers are empty or decline",
-        of_episode=lambda trace: float(is_refusal(trace.answer)),
+        # An engine that died in between declined nothing.
+        of_episode=lambda trace: float(is_refusal(trace.answer)) if trace.is_outcome else math.nan,
         guard=0.05,
         floor=0.05,
     ),

@@ -10,7 +10,7 @@ import pytest
 from pipelines.config.sections import GuardsConfig
 from pipelines.evaluation.guards import check_guards
 from pipelines.figures.of_episodes import is_refusal
-from stores.types import Trace
+from stores.types import Cause, EpisodeStatus, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -67,6 +67,15 @@ def test_empty_answers_and_refusals_count_and_what_nobody_does_is_no_reason_to_d
     assert check_guards(old, old, config=only(refusal_share=0.05))[0].state == "holds", "even on twelve tasks"
     assert is_refusal("  ") and is_refusal("As an AI, I do not") and is_refusal("I am unable to say. 42")
     assert not is_refusal("42") and not is_refusal("It is 42. I can't say why.") and not is_refusal("I scan it")
+
+
+def test_an_episode_that_the_engines_lost_is_no_refusal(make_trace: Make) -> None:
+    old = [make_trace(i, answer="42") for i in range(400)]
+    lost = {"status": EpisodeStatus.INFRA_ERROR, "cause": Cause.INFRASTRUCTURE, "answer": ""}
+    new = [replace(t, **lost) if i % 10 == 0 else t for i, t in enumerate(old)]
+    assert [g.state for g in check_guards(new, old, config=only(refusal_share=0.05))] == ["holds"]
+    refusing = [replace(t, answer="I can't.") if i % 10 == 0 else t for i, t in enumerate(old)]
+    assert check_guards(refusing, new, config=only(refusal_share=0.02))[0].state == "broken"
 
 
 @pytest.mark.parametrize("apostrophe", "'’‘‛ʼ＇`´′")
