@@ -71,7 +71,7 @@ def figures_of(
     feedback: float | None = None,
     figures: Figures = FIGURES,
 ) -> dict[str, float]:
-    """Returns the watched figures of one episode, those of agents as `<figure>/<agent>` where there are several.
+    """Returns the watched figures of one episode, those of its agents as `<figure>/<agent>`.
 
     One that is no outcome of the policy has `failure_share` and no other: it says nothing about the team.
     """
@@ -85,7 +85,7 @@ def figures_of(
             values[figure.name] = figure.of_episode(trace)
         if figure.of_rewards is not None and rewards is not None:
             values[figure.name] = figure.of_rewards(rewards)
-        if figure.of_agent is not None and len(agents) > 1:
+        if figure.of_agent is not None:
             for agent in agents:
                 own = [turn for turn in trace.turns if turn.agent == agent]
                 values[f"{figure.name}/{agent}"] = figure.of_agent(own)

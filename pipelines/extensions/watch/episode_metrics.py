@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipelines.extensions.watch.drift import Sketch, sketch
-from pipelines.figures.figure import Figure
+from pipelines.figures.figure import Figure, base_name
 from pipelines.figures.registry import FIGURES, Figures, figure_of, figures_of
 from stores.types import EpisodeRewards, Trace
 
@@ -85,6 +85,9 @@ def window_of(
         prompts[trace.task.task_id] = trace.task.prompt
         for name, value in figures_of(trace, paid, feedback=score, figures=figures).items():
             values.setdefault(name, {}).setdefault(trace.task.task_id, []).append(value)
+    agents = {agent for name in values if (agent := name.partition("/")[2])}
+    if len(agents) == 1:  # what it does is what the team does
+        values = {name: tasks for name, tasks in values.items() if name == base_name(name)}
     by_task = {name: {task: math.fsum(v) / len(v) for task, v in tasks.items()} for name, tasks in values.items()}
     if fixed_tasks:
         by_task.pop("prompt_words", None)

@@ -36,6 +36,17 @@ def test_tasks_are_the_units_and_their_mean_has_an_error(
     assert estimate_of([2.0, 4.0], FIGURES["turns"]).error == pytest.approx(1.0)
 
 
+def test_an_agents_figures_count_each_episode_in_which_it_spoke_also_alone(make_trace: MakeTrace) -> None:
+    whole = [make_trace(i) for i in range(8)]
+    whole = [replace(t, turns=tuple(replace(turn, is_format_ok=True) for turn in t.turns)) for t in whole]
+    alone = [replace(t, turns=(replace(t.turns[0], is_format_ok=i < 2),)) for i, t in enumerate(whole)]
+    figures = window_of([*whole[4:], *alone[:4]], key="k", at=0).figures
+    assert (figures["format_share/solver"].num, figures["format_share/solver"].mean) == (4, 0.75)
+    assert (figures["format_share/verifier"].num, figures["format_share/verifier"].mean) == (2, 1.0)
+    single = window_of(alone, key="k", at=0).figures
+    assert "format_share" in single and "format_share/solver" not in single, "it is the team"
+
+
 def test_no_text_of_an_episode_is_in_its_window(make_trace: MakeTrace) -> None:
     traces = [
         replace(t, task=replace(t.task, prompt=f"secret{i}")) for i, t in enumerate(make_trace(i) for i in range(6))
