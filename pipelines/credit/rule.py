@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from pipelines.config.sections import DottedConfig
 from stores.by_name import construct, line_of
@@ -21,6 +22,8 @@ from stores.settings import AGENTS
 from stores.types import SERVED, Cause, EpisodeRewards, Trace, Turn, TurnReward
 
 CreditKind = Literal["returns", "increments"]
+TROUPE = ("pipelines", "serve_apps")
+"""Packages whose functions are part of what a rule does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +122,7 @@ def credit_version(config: DottedConfig) -> str:
     """Returns a hash of what a rule does, by which its rewards are stored: a changed rule never finds those of the old one.
 
     It covers the path, the settings, the rule's `identity` if it has one (e.g. a file that it reads), the source of its
-    module, and the source of every module of the same package or of Troupe whose functions or base classes that uses.
+    module, and the source of every module that this one imports from its own package, and from Troupe for functions or base classes.
     """
     rule = load_credit(config)
     module = sys.modules[type(rule).__module__]
@@ -129,22 +132,38 @@ def credit_version(config: DottedConfig) -> str:
 
 
 def _used(module: ModuleType) -> list[ModuleType]:
-    """Returns `module` and, recursively, the modules whose functions it imports by name or whose classes its own inherit."""
-    packages = {"pipelines", "serve_apps", module.__name__.partition(".")[0]}
+    """Returns `module` and, recursively, the modules that each of them uses."""
+    packages = {*TROUPE, module.__name__.partition(".")[0]}
     modules, todo = {module.__name__: module}, [module]
     while todo:
         current = todo.pop()
-        used: list[Any] = [f for f in vars(current).values() if inspect.isfunction(f)]
-        own = [c for c in vars(current).values() if inspect.isclass(c) and c.__module__ == current.__name__]
-        used += [base for c in own for base in c.__mro__]
-        names = {f.__module__ for f in used if f.__module__.partition(".")[0] in packages} - modules.keys()
+        names = {name for name in _names_used(current) if name.partition(".")[0] in packages} - modules.keys()
         modules |= {name: sys.modules[name] for name in names}
         todo += [sys.modules[name] for name in names]
     return [modules[name] for name in sorted(modules)]
 
 
+def _names_used(module: ModuleType) -> set[str]:
+    """Returns the names of the modules that define the functions, classes and objects in `module`, and of the modules in it.
+
+    Classes of Troupe count where one of the module's own inherits from them: the records that a rule reads change no reward.
+    """
+    found = set(re.findall(r"^import ([\w.]+)", _source(module), re.MULTILINE))
+    for value in vars(module).values():
+        value = inspect.unwrap(value) if callable(value) else value
+        if inspect.ismodule(value) and not hasattr(module, "__path__"):  # a package holds whatever was imported of it
+            found.add(value.__name__)
+        elif inspect.isfunction(value):
+            found.add(value.__module__)
+        cls = value if inspect.isclass(value) else type(value)
+        if cls.__module__ == module.__name__ or cls.__module__.partition(".")[0] not in TROUPE:
+            found |= {base.__module__ for base in cls.__mro__}
+    return found & sys.modules.keys()
+
+
 def _source(module: ModuleType) -> str:
-    return Path(module.__file__).read_text() if module.__file__ else module.__name__
+    file = module.__file__
+    return Path(file).read_text() if file and file.endswith(".py") else module.__name__
 
 
 def credits_of(rule: CreditRule, traces: Sequence[Trace]) -> list[Credit]:

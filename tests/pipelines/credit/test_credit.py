@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -274,6 +275,42 @@ def test_the_credit_version_changes_with_settings_and_source(tmp_path: Path, mon
     mine = DottedConfig(path="my_rule:Rule")
     before = credit_version(mine)
     module.write_text(module.read_text() + "    # another reward\n")
+    assert credit_version(mine) != before
+
+
+@pytest.mark.parametrize(
+    ("used", "call"),
+    [
+        ("from judges.judge import judge", "judge()"),
+        ("from judges import judge", "judge.judge()"),
+        ("import judges.judge", "judges.judge.judge()"),
+        ("import judges.judge as j", "j.judge()"),
+        ("from judges.judge import cached", "cached()"),
+        ("from judges.judge import Judge", "Judge().judge()"),
+        ("from judges.judge import THE_JUDGE", "THE_JUDGE.judge()"),
+    ],
+)
+def test_the_credit_version_changes_with_a_judge_however_it_is_used(
+    used: str, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "judges").mkdir()
+    (tmp_path / "judges" / "__init__.py").write_text("")
+    rule = f"{used}\nclass Rule:\n    kind = 'returns'\n    def assign_credit(self, trace):\n        return {call}\n"
+    (tmp_path / "judges" / "rule.py").write_text(rule)
+    judge = tmp_path / "judges" / "judge.py"
+    judge.write_text(
+        "from functools import lru_cache\ndef judge(): return 0\n@lru_cache\ndef cached(): return 0\n"
+        "class Judge:\n    def judge(self): return 0\nTHE_JUDGE = Judge()\n"
+    )
+    (tmp_path / "judges" / "flow.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = DottedConfig(path="judges.rule:Rule")
+    for name in ("judges", "judges.rule", "judges.judge", "judges.flow"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    before = credit_version(mine)
+    import_module("judges.flow")
+    assert credit_version(mine) == before, "another process may have loaded more of the package"
+    judge.write_text(judge.read_text().replace("0", "1"))
     assert credit_version(mine) != before
 
 
