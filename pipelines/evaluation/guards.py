@@ -6,13 +6,13 @@ Each guard is a figure of `pipelines.figures` per episode, averaged per task, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipelines.config.sections import GuardsConfig
 from pipelines.evaluation.statistics import Interval, Resampling, paired_bootstrap, paired_ratio
 from pipelines.figures.figure import Figure, State
-from pipelines.figures.registry import FIGURES, Figures
+from pipelines.figures.registry import FIGURES, Figures, number_of
 from stores.types import Trace, families
 
 
@@ -48,14 +48,17 @@ def check_guards(
         margin = config.of(figure.name, figure.guard)
         if figure.of_episode is None or margin is None or margin == math.inf:
             continue
-        new, old = _by_task(candidate, figure.of_episode), _by_task(champion, figure.of_episode)
+        new, old = _by_task(candidate, figure), _by_task(champion, figure)
         both = [task for task in new if task in old]
         if not both:
             continue
-        compare = paired_ratio if figure.compared_by == "ratio" else paired_bootstrap
         pair = {task: new[task] for task in both}, {task: old[task] for task in both}
-        interval = compare(*pair, how)
-        if interval is None:  # nothing to divide by: the champion calls no tool
+        interval = (
+            paired_ratio(*pair, how, least=figure.least)
+            if figure.compared_by == "ratio"
+            else paired_bootstrap(*pair, how)
+        )
+        if interval is None:  # nothing to divide by: neither team calls a tool
             continue
         limit = figure.limit(margin)
         state = figure.state(interval.low, interval.high, limit)
@@ -63,10 +66,11 @@ def check_guards(
     return results
 
 
-def _by_task(traces: Sequence[Trace], value: Callable[[Trace], float]) -> dict[str, list[float]]:
+def _by_task(traces: Sequence[Trace], figure: Figure) -> dict[str, list[float]]:
+    assert figure.of_episode is not None, "a guard has one"
     values: dict[str, list[float]] = {}
     for trace in traces:
-        of_episode = value(trace)
+        of_episode = number_of(figure.name, figure.of_episode(trace))
         if not math.isnan(of_episode):
             values.setdefault(trace.task.task_id, []).append(of_episode)
     return values

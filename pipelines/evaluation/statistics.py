@@ -177,25 +177,28 @@ def paired_ratio(
     candidate: Outcomes,
     champion: Outcomes,
     how: Resampling = RESAMPLING,
+    *,
+    least: float = 0.0,
 ) -> Interval | None:
     """Mean over tasks of the candidate's figure over that of the champion's; percentile bootstrap of the families.
 
-    None where the champion's mean is 0. Raises ValueError as `paired_interval` does.
+    None where both means are 0, or the champion's is and `least`, too. Raises ValueError as `paired_interval` does.
+
+    Args: least: a mean of the champion's below it counts as this, with the same difference: twice nothing is no change.
     """
     differences = paired_differences(candidate, champion)
     old = task_means({task_id: champion[task_id] for task_id in candidate})
-    if not old.mean() > 0:
+    usual = max(float(old.mean()), least)
+    if not usual > 0 or not (old.any() or differences.any()):
         return None
     units = [_units(candidate, values, how.families) for values in (old, differences)]
     below_of, above_of = (unit.means * unit.counts for unit in units)
     n = len(below_of)
     drawn = np.random.default_rng(how.seed).multinomial(n, np.full(n, 1 / n), size=how.num_samples)
-    below = drawn @ below_of
+    below = np.maximum(drawn @ below_of, least * (drawn @ units[0].counts))
     ratios = 1 + (drawn @ above_of)[below > 0] / below[below > 0]
     low, high = np.quantile(ratios, how.tails)
-    return Interval(
-        mean=1 + float(differences.mean() / old.mean()), low=float(low), high=float(high), num_tasks=len(old)
-    )
+    return Interval(mean=1 + float(differences.mean() / usual), low=float(low), high=float(high), num_tasks=len(old))
 
 
 def by_family(tasks: Iterable[str], values: NDArray[np.float64], families: Families) -> NDArray[np.float64]:

@@ -91,11 +91,12 @@ def figures_of(
                 values[f"{figure.name}/{agent}"] = figure.of_agent(own)
     if trace.is_outcome and feedback is not None:
         values[FEEDBACK] = feedback
-    numbers = {name: _number(name, value) for name, value in values.items()}
+    numbers = {name: number_of(name, value) for name, value in values.items()}
     return {name: value for name, value in numbers.items() if not math.isnan(value)}
 
 
-def _number(name: str, value: Any) -> float:
+def number_of(name: str, value: Any) -> float:
+    """Returns the value of a figure, which may be one of the user's own; ValueError, with its name, where that is no number."""
     try:
         return float(value)
     except (TypeError, ValueError) as error:

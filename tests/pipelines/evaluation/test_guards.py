@@ -119,9 +119,22 @@ def test_a_refusal_is_one_however_it_is_typed_and_who_is_sorry_for_a_mistake_has
     assert is_refusal(answer.replace("'", apostrophe)) == is_one
 
 
-def test_tools_that_the_champion_never_calls_have_no_ratio(make_trace: Make) -> None:
+def test_tools_that_neither_team_calls_have_no_ratio(make_trace: Make) -> None:
     traces = [replace(make_trace(i), tool_calls=()) for i in range(8)]
     assert check_guards(traces, traces, config=only(tool_calls=0.5)) == []
+
+
+def test_of_tools_that_are_hardly_called_twice_nothing_is_no_change_and_fifty_calls_are_one(make_trace: Make) -> None:
+    def calling(num_tasks: int, num_calls: int) -> list[Trace]:
+        idle = [make_trace(i) for i in range(0, 400, 2)]
+        return [
+            replace(t, tool_calls=t.tool_calls * (num_calls if i % 100 < num_tasks else 0)) for i, t in enumerate(idle)
+        ]
+
+    (found,) = check_guards(calling(2, 1), calling(1, 1), config=only(tool_calls=0.5))
+    assert found.state == "holds" and found.found.mean == pytest.approx(1.01)
+    (found,) = check_guards(calling(100, 50), calling(0, 0), config=only(tool_calls=0.5))
+    assert found.state == "broken" and found.found.mean == pytest.approx(51)
 
 
 def test_only_tasks_that_both_played_count(make_trace: Make) -> None:

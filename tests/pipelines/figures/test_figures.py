@@ -231,6 +231,9 @@ def test_a_value_that_is_no_number_is_refused_by_the_name_of_its_figure(make_tra
         ValueError, match=r"figure nothing of an episode is no number: .*; return nan where there is none"
     ):
         figures_of(make_trace(0), figures={"nothing": nothing})
+    off = GuardsConfig(**dict.fromkeys(GuardsConfig.DEFAULTS), nothing=0.1)
+    with pytest.raises(ValueError, match=r"figure nothing of an episode is no number"):
+        check_guards([make_trace(0)], [make_trace(0)], config=off, figures={"nothing": nothing})
 
 
 def test_the_means_of_ones_own_figures_are_part_of_the_scored_iteration(own: Path, make_trace: MakeTrace) -> None:
