@@ -219,11 +219,18 @@ def gateway_answers(run: Run) -> list[Status]:
 def switch(run: Run, next_route: TeamRoute, *, change: Change = "none") -> None:
     """Routes the team's requests by a new route, on every gateway replica; starts the gateway where there is none."""
     gateway = run.config.gateway
-    timeout_s = SWITCH_S if change == "none" and gateway_statuses(gateway) else START_S
+    timeout_s = SWITCH_S if change == "none" and _is_up(run) else START_S
     stores = TeamStores(run_id=run.run_id, traces=run.traces_uri, served=run.served_uri, weights=run.weights_uri)
     next_route = next_route.model_copy(update={"stores": stores})
     state_file = f"{run.folder}/{STATE_FILE}"
     route(gateway, run.team_name, next_route, state_file=state_file, timeout_s=timeout_s, change=change)
+
+
+def _is_up(run: Run) -> bool:
+    try:
+        return bool(gateway_statuses(run.config.gateway))
+    except TimeoutError:  # busy
+        return True
 
 
 def _current_route(run: Run) -> TeamRoute:
@@ -271,25 +278,34 @@ def _proven(run: Run, team: Team, deployed: DeployedTeam) -> tuple[DeployedTeam,
 def _wait_until_idle(run: Run, set_name: str) -> None:
     """Waits until no request of this team is on its way on a set, by what every gateway replica says.
 
-    A replica that has not answered for `ANSWER_S` is one that Serve replaces: nothing is on its way there any more.
+    A replica that has been missing for `ANSWER_S` is one that Serve replaces: nothing is on its way there any more. One that is too busy
+    to answer is waited for.
     """
     gateway, began = run.config.gateway, time.monotonic()
     if not gateway_teams(gateway):
         return
     while True:
-        statuses = gateway_statuses(gateway)
-        in_flight: list[Mapping[str, Any]] = [entry for status in statuses for entry in status["in_flight"]]
-        num = sum(
-            entry["num"] for entry in in_flight if (entry["team"], entry["set_name"]) == (run.team_name, set_name)
-        )
         waited = time.monotonic() - began
-        num_replicas = max((status["port"]["num_replicas"] for status in statuses), default=1)
-        if num == 0 and (len(statuses) >= num_replicas or waited > ANSWER_S):
+        num = _in_flight(run, set_name, may_be_missing=waited > ANSWER_S)
+        if num == 0:
             return
+        left = "an unknown number of" if num is None else num
         if waited > DRAIN_S:
             raise TimeoutError(
-                f"{num} requests of team {run.team_name!r} are still on set {set_name} after {DRAIN_S:g} s: lower "
+                f"{left} requests of team {run.team_name!r} are still on set {set_name} after {DRAIN_S:g} s: lower "
                 "gateway.request_timeout_s, or try again"
             )
-        with waiting(f"{num} requests on set {set_name} of team {run.team_name}"):
+        with waiting(f"{left} requests on set {set_name} of team {run.team_name}"):
             time.sleep(POLL_S)
+
+
+def _in_flight(run: Run, set_name: str, *, may_be_missing: bool) -> int | None:
+    """Returns the number of requests of this team on a set; None where a replica is too busy to say, or missing."""
+    try:
+        statuses = gateway_statuses(run.config.gateway)
+    except TimeoutError:
+        return None
+    entries: list[Mapping[str, Any]] = [entry for status in statuses for entry in status["in_flight"]]
+    num = sum(entry["num"] for entry in entries if (entry["team"], entry["set_name"]) == (run.team_name, set_name))
+    num_replicas = max((status["port"]["num_replicas"] for status in statuses), default=1)
+    return num if may_be_missing or len(statuses) >= num_replicas else None

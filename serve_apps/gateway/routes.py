@@ -55,7 +55,7 @@ def gateway_teams(config: GatewayConfig) -> dict[str, TeamRoute]:
 
 
 def gateway_statuses(config: GatewayConfig) -> list[dict[str, Any]]:
-    """Returns `Gateway.status` of every replica that answers; empty where there is no gateway."""
+    """Returns `Gateway.status` of every replica; empty where there is no gateway. Raises TimeoutError where one is too busy to answer."""
     return statuses_of(app_name(config), timeout_s=STATUS_TIMEOUT_S)
 
 

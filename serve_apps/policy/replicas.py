@@ -23,12 +23,20 @@ def handle_of(app: str) -> Any:
     return serve.get_app_handle(app)
 
 
-def statuses_of(app: str, *, timeout_s: float) -> list[dict[str, Any]]:
-    """Returns the `status()` of every replica that answers; empty where there is no such app. Raises TimeoutError."""
+def statuses_of(app: str, *, timeout_s: float, without_late: bool = False) -> list[dict[str, Any]]:
+    """Returns the `status()` of every replica that is up; empty where there is no such app.
+
+    Raises TimeoutError where one is too busy to answer in time. Args: without_late: leave it out instead.
+    """
     try:
         answers = handle_of(app).broadcast("status").results(timeout_s=timeout_s, return_exceptions=True)
     except (RayError, RayServeException):
         return []
+    num_late = sum(isinstance(answer, TimeoutError) for answer in answers)
+    if num_late and not without_late:
+        raise TimeoutError(
+            f"{num_late} of {len(answers)} replicas of app {app!r} did not answer 'status' in {timeout_s:g} s"
+        )
     return [answer for answer in answers if isinstance(answer, dict)]
 
 

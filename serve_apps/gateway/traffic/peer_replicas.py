@@ -33,6 +33,6 @@ class ServePeers:
     async def statuses(self) -> list[Status]:
         """See PeerReplicas; returns none where Serve does not answer in time."""
         try:
-            return await asyncio.to_thread(statuses_of, self._app, timeout_s=STATUS_TIMEOUT_S)
+            return await asyncio.to_thread(statuses_of, self._app, timeout_s=STATUS_TIMEOUT_S, without_late=True)
         except TimeoutError:
             return []
