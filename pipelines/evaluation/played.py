@@ -23,6 +23,9 @@ CURES: Mapping[EpisodeStatus, str] = {
 }
 """What to do about episodes of a status; `truncated` has several reasons."""
 
+UNKNOWN = Interval(mean=0.0, low=0.0, high=1.0, num_tasks=0)
+"""The accuracy of a team all of whose episodes are missing: the floors reject it."""
+
 
 class Played:
     """Evaluation episodes of one team and their rewards.
@@ -61,7 +64,7 @@ class Played:
     def score(self, run: Run) -> TeamScore:
         """Accuracy with its interval, pass@k, figures per agent and accuracy per data set."""
         settings = run.config.evaluate
-        accuracy = self._interval(run, self.outcomes)
+        accuracy = self._interval(run, self.outcomes) if self.outcomes else UNKNOWN
         sources = sorted({trace.task.source for trace in self.traces})
         by_source = {
             source: {t.task.task_id: self.outcomes[t.task.task_id] for t in self.traces if t.task.source == source}

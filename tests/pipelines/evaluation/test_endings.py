@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from records import MakeTrace
 
-from pipelines.evaluation.played import CURES, endings_in_words
+from pipelines.credit.outcome import OutcomeShare
+from pipelines.evaluation.played import CURES, Played, endings_in_words
 from serve_apps.episode.runner import CONTEXT_EXHAUSTED
-from stores.types import SOUND, EpisodeStatus, FinishReason, Trace
+from stores.types import SOUND, Cause, EpisodeStatus, FinishReason, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -23,6 +26,20 @@ def cut(trace: Trace, agent: str, *, max_tokens: int) -> Trace:
         for t in trace.turns
     )
     return replace(trace, status=EpisodeStatus.TRUNCATED, turns=turns)
+
+
+def test_a_team_without_any_outcome_has_a_score_that_says_so(make_trace: MakeTrace) -> None:
+    lost = [make_trace(i, status=EpisodeStatus.INFRA_ERROR, cause=Cause.INFRASTRUCTURE) for i in range(4)]
+    run: Any = SimpleNamespace(
+        traces=SimpleNamespace(read_traces=lambda ref: lost),
+        credit=OutcomeShare(),
+        credit_version="v",
+        config=SimpleNamespace(evaluate=SimpleNamespace(episodes_per_task=2)),
+    )
+    sampled: Any = SimpleNamespace(traces=None)
+    score = Played(run, sampled, {}).score(run)
+    assert (score.accuracy, score.ci95, score.num_tasks, score.num_failed) == (0.0, (0.0, 1.0), 0, 4)
+    assert (score.ok_share, score.pass_at_k, score.causes) == (0.0, None, {"infrastructure": 4})
 
 
 def test_truncated_episodes_name_the_agent_its_limit_and_the_key(make_trace: MakeTrace) -> None:
