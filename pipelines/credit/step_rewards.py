@@ -14,20 +14,20 @@ from collections.abc import Mapping
 
 from pipelines.credit.rule import Credit, CreditKind, failed_credit, format_penalty, turn_reward
 from stores.settings import NotNegative, Share
-from stores.traces.conventions import info_of, is_world_call
+from stores.traces.conventions import info_of
 from stores.types import EpisodeStatus, ToolCall, Trace
 
 OUTCOMES = ("success", "return")
 
 
 def answered_calls(trace: Trace, environment: str) -> list[ToolCall] | None:
-    """Returns the calls of an environment that it answered; None where the episode failed before it opened any world.
+    """Returns the calls of an environment that it answered; None where the episode failed or was cut before there was one.
 
     Raises ValueError where no world of the environment was opened.
     """
-    if trace.status is not EpisodeStatus.OK and not any(map(is_world_call, trace.tool_calls)):
-        return None
     calls = [call for call in trace.tool_calls if call.tool == environment and call.response is not None]
+    if not calls and trace.status is not EpisodeStatus.OK:
+        return None
     if not calls:
         known = ", ".join(sorted({call.tool for call in trace.tool_calls})) or "none"
         raise ValueError(
@@ -98,10 +98,15 @@ class StepRewards:
 
 
 def acting_turns(trace: Trace, events: list[ToolCall]) -> Mapping[int, tuple[str, int]]:
-    """Returns by world event the agent and the index of the turn whose text was the action: the latest that it was read from."""
+    """Returns by step of a world the agent and the index of the turn whose text was the action: the latest that it was read from.
+
+    Who writes the settings with which a world begins does not act in it.
+    """
     agents = {turn.turn_index: turn.agent for turn in trace.turns}
     acting = {}
     for event in events:
+        if "step" not in event.request:
+            continue
         turns = [parent for parent in event.parents if parent in agents]
         if turns:
             acting[event.call_index] = (agents[max(turns)], max(turns))

@@ -11,7 +11,7 @@ from records import MakeTrace
 from pipelines.credit.rule import score_trace
 from pipelines.credit.step_rewards import StepRewards
 from stores.traces.conventions import UNRECORDED
-from stores.types import ToolCall, Trace, Turn
+from stores.types import EpisodeStatus, ToolCall, Trace, Turn
 
 pytestmark = pytest.mark.fast
 
@@ -91,6 +91,20 @@ def test_a_turn_whose_format_is_invalid_is_fined(make_trace: MakeTrace) -> None:
     trace = played(make_trace, ["act", "step"], [0.5])
     fined = replace(trace, turns=(replace(trace.turns[0], is_format_ok=False),))
     assert paid(StepRewards("home", format_weight=0.2), fined) == pytest.approx([0.3])
+
+
+def test_an_episode_that_was_cut_before_the_second_world_opened_is_lost_and_not_an_error(make_trace: MakeTrace) -> None:
+    cut = replace(played(make_trace, ["act", "step"], [0.5]), status=EpisodeStatus.TRUNCATED)
+    credit = StepRewards("kitchen").assign_credit(cut)
+    assert credit.outcome == 0 and [reward.reward for reward in credit.rewards] == [0]
+
+
+def test_who_writes_the_settings_of_a_world_plans_and_does_not_act(make_trace: MakeTrace) -> None:
+    trace = played(make_trace, ["plan", "act", "step"], [1.0])
+    begun = replace(trace.tool_calls[0], call_index=2, parents=(1,), request={"world": 0, "reset": {"level": 3}})
+    act, step = (replace(trace.turns[1], turn_index=3), replace(trace.tool_calls[1], call_index=4, parents=(3,)))
+    trace = replace(trace, turns=(trace.turns[0], act), tool_calls=(begun, step))
+    assert paid(StepRewards("home"), trace) == [0.5, 0.5]
 
 
 def test_a_name_of_no_environment_and_bad_settings_are_named(make_trace: MakeTrace) -> None:
