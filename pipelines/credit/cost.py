@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.config.sections import CostConfig
+from pipelines.credit.rule import Credit, capped
 from stores.types import Cause, EpisodeRewards, Trace, TurnReward
 
 PART = "cost"
@@ -32,12 +33,18 @@ def turn_costs(trace: Trace, config: CostConfig) -> Costs:
 
 
 def charge(
-    rewards: Sequence[EpisodeRewards], traces: Sequence[Trace], config: CostConfig, *, multiplier: float, mean: float
+    rewards: Sequence[EpisodeRewards],
+    traces: Sequence[Trace],
+    config: CostConfig,
+    *,
+    multiplier: float,
+    mean: float,
+    caps_failed: bool = True,
 ) -> list[EpisodeRewards]:
     """Returns the rewards, which are returns, less what the episode costs from their turn on; outcomes stay as they are.
 
-    An episode that the policy caused to fail pays `mean` at least: it ended before it could cost anything, and failing must not pay
-    more than being wrong.
+    An episode that the policy caused to fail pays `mean` at least: it ended before it could cost anything. With `caps_failed` its turns
+    also earn at most what others earn least after they have paid: failing must not pay more than being wrong, see `rule.capped`.
 
     Args:
         traces: the episodes of `rewards`, in any order.
@@ -53,7 +60,15 @@ def charge(
         price = multiplier / config.at_most
         parts = tuple(_charged(reward, price * ahead[reward.turn_index]) for reward in episode.rewards)
         charged.append(replace(episode, rewards=parts))
-    return charged
+    return _capped(charged, trace_of) if caps_failed else charged
+
+
+def _capped(charged: Sequence[EpisodeRewards], trace_of: Mapping[str, Trace]) -> list[EpisodeRewards]:
+    credits = {e.episode_id: (trace_of[e.episode_id], Credit(outcome=e.outcome, rewards=e.rewards)) for e in charged}
+    failed = {name: credit for name, credit in credits.items() if credit[0].cause is Cause.POLICY}
+    judged = [credit for name, credit in credits.items() if name not in failed]
+    paid = dict(zip(failed, capped(list(failed.values()), judged, kind="returns"), strict=True))
+    return [replace(e, rewards=paid[e.episode_id].rewards) if e.episode_id in paid else e for e in charged]
 
 
 def mean_cost(traces: Sequence[Trace], config: CostConfig) -> float | None:

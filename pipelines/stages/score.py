@@ -14,7 +14,7 @@ from statistics import fmean
 
 from pipelines.config.sections import CostConfig
 from pipelines.credit.cost import charge, mean_cost, next_multiplier
-from pipelines.credit.rule import InferringRule, PastEpisode, caller_score
+from pipelines.credit.rule import InferringRule, PastEpisode, caller_score, caps_failed
 from pipelines.figures.registry import FIGURES, figures_of
 from pipelines.run.iteration import Iteration
 from pipelines.run.run import Run
@@ -50,7 +50,14 @@ def score(call: StageCall) -> Scored:
     limit, cost = run.config.cost, None
     if limit is not None:
         cost = _cost(iteration, limit, sampled)
-        rewards = charge(rewards, traces, limit, multiplier=cost["multiplier"], mean=cost.get("mean", limit.at_most))
+        rewards = charge(
+            rewards,
+            traces,
+            limit,
+            multiplier=cost["multiplier"],
+            mean=cost.get("mean", limit.at_most),
+            caps_failed=caps_failed(run.credit),
+        )
     refuse_hopeless(run, iteration.number, collected, traces, rewards)
     version = run.scored_version(iteration.number)
     run.traces.write_rewards([replace(reward, credit_version=version) for reward in rewards])

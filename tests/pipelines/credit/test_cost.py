@@ -132,6 +132,20 @@ def test_an_episode_that_the_policy_failed_pays_what_others_cost_and_makes_none_
     assert mean_cost([failed], config) is None, "nobody knows: the multiplier stays"
 
 
+def test_failing_pays_no_more_than_a_wrong_answer_that_cost_more_than_the_mean(
+    make_rewards: Callable[..., EpisodeRewards],
+) -> None:
+    long, short = episode([(0.0, 1.0, 40)]), episode([(0.0, 1.0, 4)], number=1)
+    failed = replace(episode([(0.0, 1.0, 4)], number=2), cause=Cause.POLICY, group_id=long.group_id)
+    traces, config = [long, short, failed], CostConfig(at_most=10)
+    rewards = [make_rewards(trace, outcome=0.1) for trace in traces]  # less a tenth: 0
+    charged = charge(rewards, traces, config, multiplier=1.0, mean=22.0)
+    assert [one.rewards[0].reward for one in charged] == pytest.approx([-4.0, -0.4, -4.0])
+    assert all(part.reward == pytest.approx(sum(part.breakdown.values())) for one in charged for part in one.rewards)
+    own = charge(rewards, traces, config, multiplier=1.0, mean=22.0, caps_failed=False)
+    assert own[2].rewards[0].reward == pytest.approx(-2.2), "the rule itself says what a failure earns"
+
+
 def test_the_multiplier_grows_above_the_limit_shrinks_below_it_and_is_never_negative() -> None:
     config = CostConfig(at_most=100, rate=0.1)
     assert next_multiplier(0.0, 200.0, config) == pytest.approx(0.1)
