@@ -6,7 +6,7 @@ from typing import Literal
 
 from pipelines.credit.rule import Credit, format_penalty, turn_reward
 from stores.settings import NotNegative
-from stores.types import Trace
+from stores.types import EpisodeStatus, Trace
 
 
 class PostedScore:
@@ -23,7 +23,9 @@ class PostedScore:
 
         Raises ValueError if a complete episode has no score.
         """
-        score = trace.outcome_metadata.get("score", 0.0 if trace.status == "truncated" else None)
+        score = trace.outcome_metadata.get("score")
+        if score is None and trace.status is EpisodeStatus.TRUNCATED:
+            score = 0.0
         if score is None:
             raise ValueError(
                 f"episode {trace.episode_id} ended without a score: have the program post it to "

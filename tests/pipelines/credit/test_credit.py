@@ -323,6 +323,8 @@ def test_a_posted_score_is_paid_to_every_turn_with_its_format() -> None:
     assert [r.reward for r in PostedScore().assign_credit(episode).rewards] == [0.75, 0.75], "formats cost nothing"
     cut = replace(episode, outcome_metadata={}, status=EpisodeStatus.TRUNCATED)
     assert [r.reward for r in PostedScore().assign_credit(cut).rewards] == [0, 0]
+    unscored = replace(cut, outcome_metadata={"score": None})
+    assert PostedScore().assign_credit(unscored).outcome == 0, "a program that posts null has posted no score"
     with pytest.raises(ValueError, match=r"ended without a score: have the program post it"):
         PostedScore().assign_credit(replace(cut, status=EpisodeStatus.OK))
 
