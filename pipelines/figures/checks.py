@@ -110,7 +110,8 @@ def is_rising(outcome: Series) -> bool:
     """Whether the present is better than the best of what was before it, noise aside; true while nobody can know."""
     if len(outcome) < 2 * LATEST:
         return True
-    return mean(v for _, v in outcome[-LATEST:]) > mean(v for _, v in outcome[-2 * LATEST : -LATEST]) + 0.01
+    *earlier, now = (mean(v for _, v in outcome[i : i + LATEST]) for i in range(len(outcome) - LATEST + 1))
+    return now > max(earlier[: 1 - LATEST]) + 0.01
 
 
 def is_learnt(outcome: Series) -> bool:

@@ -53,6 +53,13 @@ def test_entropy_that_is_gone_is_a_collapse_where_nothing_is_learnt() -> None:
     assert kinds(history(outcome=[0.95] * 8, agent={"entropy": gone})) == [], "nor is a solved task a collapse"
 
 
+def test_an_outcome_that_comes_back_a_little_after_a_fall_does_not_rise() -> None:
+    entropy = [1.0] * 6 + [0.5] * 3 + [0.001] * 3
+    fallen = [0.8] * 6 + [0.1] * 3 + [0.2] * 3
+    assert kinds(history(outcome=fallen, agent={"entropy": entropy})) == [("collapse", "agent a", "entropy")]
+    assert kinds(history(outcome=[0.1] * 6 + [0.15] * 3 + [0.2] * 3, agent={"entropy": entropy})) == []
+
+
 def synced(*told_apart: bool, trained: float = 32.0) -> list[dict[str, Any]]:
     rows = history(outcome=STILL[: len(told_apart)], group={"trained_rows": [trained] * len(told_apart)})
     proof = {"difference_new": 0.04, "difference_old": 0.05, "noise": 0.2}
