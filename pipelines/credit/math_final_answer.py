@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pipelines.credit.rule import Credit, turn_reward
+from pipelines.credit.rule import Credit, format_penalty, turn_reward
 from serve_apps.tools.math_answer import is_correct, is_prose
 from stores.settings import NotNegative
 from stores.types import Trace
@@ -22,7 +22,7 @@ class MathFinalAnswer:
         """Returns the credit; the outcome is the accuracy of `trace.answer`. A missing answer is wrong."""
         accuracy = float(is_correct(trace.answer, trace.task.answers))
         rewards = [
-            turn_reward(trace, i, {"accuracy": accuracy, "format": 0.0 if turn.is_format_ok else -self.format_weight})
+            turn_reward(trace, i, {"accuracy": accuracy, "format": format_penalty(turn, self.format_weight)})
             for i, turn in enumerate(trace.turns)
         ]
         return Credit(outcome=accuracy, rewards=tuple(rewards))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pipelines.credit.rule import Credit, turn_reward
+from pipelines.credit.rule import Credit, format_penalty, turn_reward
 from serve_apps.tools.math_answer import is_correct
 from stores.settings import NotNegative
 from stores.types import Trace, Turn
@@ -52,7 +52,7 @@ class MathProgress:
                 correctness = accuracy
             elif stated:
                 correctness = float(is_correct(stated, references))
-            penalty = 0.0 if turn.is_format_ok else -self.format_weight
+            penalty = format_penalty(turn, self.format_weight)
             rewards.append(turn_reward(trace, i, {"progress": correctness - before, "format": penalty}))
         return Credit(outcome=accuracy, rewards=tuple(rewards))
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from pipelines.evaluation.statistics import Interval, Resampling, interval_over_seeds, task_means
+from pipelines.evaluation.statistics import Interval, Resampling, task_means
+from tests.algorithms.over_seeds import interval_over_seeds
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """Row -> its results, one per seed that is done."""

@@ -15,13 +15,13 @@ from pipelines.evaluation.betting import CELL, FIRST_VARIANCE, LARGEST_LOSS, mea
 from pipelines.evaluation.statistics import (
     Resampling,
     exact_interval,
-    interval_over_seeds,
     mean_interval,
     paired_bootstrap,
     paired_interval,
     paired_ratio,
     paired_sequence,
 )
+from tests.algorithms.over_seeds import interval_over_seeds
 
 pytestmark = pytest.mark.fast
 

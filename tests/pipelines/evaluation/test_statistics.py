@@ -10,13 +10,13 @@ import pytest
 from pipelines.evaluation.statistics import (
     Resampling,
     exact_interval,
-    interval_over_seeds,
     mean_interval,
     paired_bootstrap,
     paired_interval,
     paired_ratio,
     pass_at_k,
 )
+from tests.algorithms.over_seeds import interval_over_seeds
 
 pytestmark = pytest.mark.fast
 
