@@ -400,8 +400,10 @@ class Journal:
 
     def _finish(self, lease: Lease, **values: Any) -> bool:
         """Records the end of a lease, also where the database is away for a while: the work of hours may hang on it."""
-        is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
         values |= {"ended_at": time.time(), "seconds": time.perf_counter() - lease.started}
+        # PostgreSQL may have recorded this very end though its reply was lost: a repetition finds the row so, too.
+        is_open = (STAGES.c.status == RUNNING) | (STAGES.c.ended_at == values["ended_at"])
+        is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & is_open
         deadline = time.monotonic() + FINISH_WAIT_S
         while True:
             try:

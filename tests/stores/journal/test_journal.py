@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +250,26 @@ def test_an_outage_of_the_database_at_the_end_of_a_stage_does_not_cost_the_stage
 
     assert journal.once(KEY, work) == {"version": 3} == journal.ref(KEY)
     assert next(failures, None) is None
+
+
+def test_an_end_that_the_database_recorded_without_a_reply_is_the_end(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, losses = journal._connect, iter(range(1))
+
+    @contextmanager
+    def lossy() -> Iterator[sa.Connection]:
+        with connect() as connection:
+            yield connection
+        if next(losses, None) is not None:
+            raise OperationalError("COMMIT", {}, Exception("server closed the connection"))
+
+    def work(lease: Lease) -> dict[str, object]:
+        monkeypatch.setattr(journal, "_connect", lossy)
+        return {"version": 3}
+
+    assert journal.once(KEY, work) == {"version": 3} == journal.ref(KEY)
+    assert next(losses, None) is None
 
 
 def test_a_lease_that_was_taken_over_says_so(journal: Journal) -> None:
