@@ -114,14 +114,23 @@ class RunRow:
 class Lease:
     """The right to do one stage."""
 
-    def __init__(self, key: StageKey, token: int) -> None:
+    def __init__(self, key: StageKey, token: int, lease_s: float, renew: Callable[[Lease], bool]) -> None:
         self.key, self.token, self.started = key, token, time.perf_counter()
-        self._is_lost = threading.Event()
+        self.lease_s, self._renew = lease_s, renew
+        self.expires_at = time.time() + lease_s
+        """Unix seconds: until then nobody else has it, by what this process knows."""
 
     def check(self) -> None:
-        """Raises LeaseLost if another process took over. Call it before anything that must not be done twice."""
-        if self._is_lost.is_set():
-            raise LeaseLost(f"{self.key}: lease {self.token} was taken over, another process does this stage now")
+        """Raises LeaseLost if another process took over. Call it before anything that must not be done twice.
+
+        A process that was suspended has had no heartbeat that could tell: once the lease is over, the journal is asked.
+        """
+        if time.time() >= self.expires_at and not self._renew(self):
+            raise self.lost()
+
+    def lost(self) -> LeaseLost:
+        """Returns the error of a lease that was taken over."""
+        return LeaseLost(f"{self.key}: lease {self.token} was taken over, another process does this stage now")
 
 
 class Journal:
@@ -209,15 +218,14 @@ class Journal:
         if isinstance(lease, dict):
             return lease
         try:
-            with self._alive(lease, lease_s):
+            with self._alive(lease):
                 ref = work(lease)
                 text = json.dumps(ref)
         except BaseException as error:
             self._finish(lease, status=FAILED, error=_storable(f"{type(error).__name__}: {error}"))
             raise
         if not self._finish(lease, status=DONE, ref=text, error=""):
-            lease._is_lost.set()
-            lease.check()
+            raise lease.lost()
         return json.loads(text)
 
     @contextmanager
@@ -231,18 +239,18 @@ class Journal:
         lease = self._acquire(StageKey(run_id, 0, LOCK, name), owner, lease_s, wait_s)
         assert isinstance(lease, Lease), "a lock is never done"
         try:
-            with self._alive(lease, lease_s):
+            with self._alive(lease):
                 yield lease
         finally:
             self._finish(lease, status=FREE)
 
     @contextmanager
-    def _alive(self, lease: Lease, lease_s: float) -> Iterator[None]:
+    def _alive(self, lease: Lease) -> Iterator[None]:
         """Heartbeats from a thread."""
         stopped = threading.Event()
         heart = threading.Thread(
             target=copy_context().run,  # so that its warnings carry the stage's log fields
-            args=(self._beat, lease, lease_s, stopped),
+            args=(self._beat, lease, stopped),
             daemon=True,
             name=f"lease {lease.key}",
         )
@@ -345,8 +353,9 @@ class Journal:
                 return row.ref or {}
             if row is None or row.is_free:
                 token = 1 if row is None else row.token + 1
+                lease = Lease(key, token, lease_s, self._renew)  # before it is taken: it must not seem to last longer
                 if self._take(key, token, owner, lease_s):
-                    return Lease(key, token)
+                    return lease
                 continue
             waits = f"{key}: {row.owner or 'another process'} ({row.process}) is at it since {_clock(row.started_at)}"
             if time.monotonic() > deadline:
@@ -376,27 +385,24 @@ class Journal:
             is_row = _is_row(key) & (STAGES.c.token == token - 1) & (STAGES.c.status != DONE)
             return connection.execute(STAGES.update().where(is_row).values(lease)).rowcount == 1
 
-    def _beat(self, lease: Lease, lease_s: float, stopped: threading.Event) -> None:
+    def _beat(self, lease: Lease, stopped: threading.Event) -> None:
         """Moves the end of the lease until `stopped`, or until the lease is lost."""
-        expires_at = time.time() + lease_s
-        while not stopped.wait(lease_s / 4):
+        while not stopped.wait(lease.lease_s / 4):
             try:
-                with self._connect() as connection:
-                    is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
-                    moved = STAGES.update().where(is_row).values(expires_at=time.time() + lease_s)
-                    is_ours = connection.execute(moved).rowcount == 1
+                if not self._renew(lease):
+                    return
             except (sa.exc.SQLAlchemyError, OSError, UnreadableStore) as error:
                 # Whatever it is, busy or read-only for a while, it may pass: without heartbeats another process would begin.
                 logger.warning("%s: heartbeat failed: %s", lease.key, getattr(error, "orig", error))
-                if time.time() >= expires_at:
-                    lease._is_lost.set()  # somebody may take it; as long as nobody has, the next heartbeat gets it back
-                continue
-            if is_ours:
-                expires_at = time.time() + lease_s
-                lease._is_lost.clear()
-            elif not stopped.is_set():
-                lease._is_lost.set()
-                return
+
+    def _renew(self, lease: Lease) -> bool:
+        """Moves the end of a lease, also of one that is over and that nobody took; False if it is lost."""
+        expires_at = time.time() + lease.lease_s
+        is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & (STAGES.c.status == RUNNING)
+        with self._connect() as connection:
+            is_ours = connection.execute(STAGES.update().where(is_row).values(expires_at=expires_at)).rowcount == 1
+        lease.expires_at = expires_at if is_ours else 0.0
+        return is_ours
 
     def _finish(self, lease: Lease, **values: Any) -> bool:
         """Records the end of a lease, also where the database is away for a while: the work of hours may hang on it."""

@@ -222,9 +222,9 @@ def test_a_lease_outlives_a_database_that_was_away_longer_than_it_if_nobody_took
     def long_work(lease: Lease) -> dict[str, object]:
         monkeypatch.setattr(journal, "_connect", flaky)
         away.set()
-        wait_until(lease._is_lost.is_set)
+        wait_until(lambda: time.time() > lease.expires_at)
         away.clear()
-        wait_until(lambda: not lease._is_lost.is_set())
+        wait_until(lambda: time.time() < lease.expires_at)
         lease.check()
         (row,) = Journal(journal.url).stages("run")
         assert not row.is_free, "others wait again"
@@ -276,7 +276,7 @@ def test_a_lease_that_was_taken_over_says_so(journal: Journal) -> None:
     def slow(lease: Lease) -> dict[str, object]:
         taker = Journal(journal.url)
         assert taker._take(KEY, lease.token + 1, "other", 30)
-        wait_until(lease._is_lost.is_set)
+        wait_until(lambda: lease.expires_at == 0)
         lease.check()
         return {}
 
@@ -284,6 +284,23 @@ def test_a_lease_that_was_taken_over_says_so(journal: Journal) -> None:
         journal.once(KEY, slow, lease_s=0.4)
     (row,) = journal.stages("run")
     assert (row.status, row.owner, row.token) == ("running", "other", 2)
+
+
+def test_a_process_that_slept_through_its_lease_learns_by_its_first_check_whether_it_was_taken(
+    journal: Journal,
+) -> None:
+    def suspended(lease: Lease) -> dict[str, object]:
+        lease.expires_at = time.time()  # what a process finds that was stopped since its last heartbeat
+        lease.check()
+        assert lease.expires_at > time.time() + 20, "nobody took it: it goes on"
+        assert Journal(journal.url)._take(KEY, lease.token + 1, "other", 30)
+        lease.expires_at = time.time()
+        with pytest.raises(LeaseLost, match="lease 1 was taken over"):
+            lease.check()
+        return {}
+
+    with pytest.raises(LeaseLost):
+        journal.once(KEY, suspended, lease_s=30)
 
 
 HOLDER = """
