@@ -112,7 +112,13 @@ class Corpus:
         return {"uri": self.uri, "_embed": self._embed}
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """Returns a list for each query, in their order: the best documents, best first; none for a blank query."""
+        """Returns a list for each query, in their order: the best documents, best first.
+
+        It is empty for a blank query, and where `top_k` is below 1.
+        """
+        if top_k < 1:  # which LanceDB takes for 10
+            return [[] for _ in queries]
+        queries = [q.encode(errors="replace").decode() for q in queries]  # LanceDB refuses half a surrogate pair
         if self._embed is None:
             return [self._by_text(query, top_k) if query.strip() else [] for query in queries]
         texts = [query for query in queries if query.strip()]

@@ -99,7 +99,7 @@ def test_words_of_a_query_language_are_words(corpus: Corpus) -> None:
     assert [document.document_id for document in row] == ["1"], "the only document with `and`"
 
 
-@pytest.mark.parametrize("query", ['"unclosed', "title:x^2", "*", "\\", "a" * 10_000, "☃ \x00"])
+@pytest.mark.parametrize("query", ['"unclosed', "title:x^2", "*", "\\", "a" * 10_000, "☃ \x00", "\ud83d"])
 def test_no_query_is_anything_but_words(corpus: Corpus, query: str) -> None:
     (row,) = corpus.search([query], top_k=3)
     assert row == []
@@ -118,6 +118,12 @@ def test_with_vectors_both_rankings_count(tmp_path: Path) -> None:
     assert len(others) == 2, "vectors find what shares no word"
     assert best.score == pytest.approx(2 / 61)
     assert hybrid.search([""], top_k=3) == [[]]
+    assert [d.document_id for d in hybrid.search(["dorin \ud83d"], top_k=1)[0]] == ["3"]
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_no_document_is_found_where_none_is_asked_for(top_k: int, corpus: Corpus) -> None:
+    assert corpus.search(["Tarn", ""], top_k) == [[], []]
 
 
 @pytest.mark.parametrize(
