@@ -67,7 +67,7 @@ class TraceUpkeep:
 
         A ref stays readable and sees the same rows: a tag is not moved if rows of its key were added or replaced since.
         """
-        num_moved = 0
+        moved = set()
         opened: dict[str, tuple[Table, Mapping[str, Any]] | None] = {}
         for ref in refs:
             name = self._tables.name_for(kind_of(ref), ref.run_id, ref.iteration)
@@ -81,10 +81,10 @@ class TraceUpkeep:
             if pinned is None or pinned["version"] >= newest.version:
                 continue
             if has_same_rows(newest, self._tables.open_pinned(ref), ref):
-                num_moved += 1
+                moved.add(ref.tag)
                 if not is_dry_run:
                     newest.tags.update(ref.tag, newest.version)
-        return num_moved
+        return len(moved)
 
     def stray_pins(
         self, run_id: str, known: Collection[str], *, older_than_s: float, tables: Iterable[str]

@@ -88,7 +88,7 @@ def test_a_moved_pin_shows_the_same_rows_and_one_with_new_rows_stays(store: Trac
     ref = store.pin_episodes(**KEY)
     store.write_episodes([build_trace(0, purpose=Purpose.GATE)])
     gate = store.pin_episodes(**{**KEY, "purpose": Purpose.GATE})
-    assert store.move_pins([ref, gate], is_dry_run=True) == store.move_pins([ref, gate]) == 1
+    assert store.move_pins([ref, ref, gate], is_dry_run=True) == store.move_pins([ref, ref, gate]) == 1
     assert store.move_pins([ref, gate]) == 0, "it is at the newest version now"
     assert list(store.read_traces(ref)) == [build_trace(0)]
     store.write_episodes([build_trace(1)])
