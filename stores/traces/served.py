@@ -133,21 +133,26 @@ class ServedStore(TraceStore):
 
         They leave the disk with the first call after `READER_GRACE`, even one that finds nothing to remove.
         """
-        episodes = self._tables.open("episodes")
-        old = (
-            episodes.search()
-            .where(f"started_at < {time_s}")
-            .select(["episode_id"])
-            .to_arrow()["episode_id"]
-            .to_pylist()
-        )
-        if old:
-            # Feedback first: if this is killed in between, the episodes are still there and are found again.
-            self._tables.open("feedback").delete(f"trace_id IN ({quoted(old)})")
-            episodes.delete(f"started_at < {time_s}")
-        # Deleted rows stay in files of older versions until these are dropped, by a later call: a writer may be merging into one now.
+        is_old = f"started_at < {time_s}"
+        ids = self._tables.scan("episodes", is_old, ["episode_id"])["episode_id"].to_pylist()
+        # Feedback first: if this is killed in between, the episodes are still there and are found again. What was sent while its
+        # episode was removed is found by its own age.
+        self._remove("feedback", f"at < {time_s}" + (f" OR trace_id IN ({quoted(ids)})" if ids else ""), moved="at")
+        self._remove("episodes", is_old, moved="started_at")
         for name in self.schemas:
             table = self._tables.open(name)
             if len(table.list_versions()) > 1:
                 table.optimize(cleanup_older_than=READER_GRACE)
-        return len(old)
+        return len(ids)
+
+    def _remove(self, name: str, where: str, *, moved: str) -> None:
+        """Removes rows, so that no file of the newest version has them; `moved` is any column.
+
+        Lance only marks deleted rows, and keeps a file of which they are few. So the rows that stay move to new files first:
+        then each old file has no row left and goes; if this is killed in between, the next call finds the same rows.
+        """
+        table = self._tables.open(name)
+        with self._tables.naming(name):
+            if table.count_rows(where):
+                table.update(where=f"({where}) IS NOT TRUE", values_sql={moved: moved})
+                table.delete(where)

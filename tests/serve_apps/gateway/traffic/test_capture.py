@@ -312,7 +312,7 @@ def test_what_is_written_while_old_answers_are_removed_is_kept(
     store, other = ServedStore(str(tmp_path)), ServedStore(str(tmp_path))
     store.create()
     old, kept, new = (replace(make_trace(k), started_at=at) for k, at in ((0, 5.0), (1, 1e9), (2, 1e9)))
-    store.write_judged([old, kept], [Feedback(trace_id=t.episode_id, key="key", at=1.0) for t in (old, kept)])
+    store.write_judged([old, kept], [Feedback(trace_id=t.episode_id, key="key", at=t.started_at) for t in (old, kept)])
     open_table, dropped = store._tables.open, []
 
     def opened(name: str) -> object:
@@ -322,7 +322,7 @@ def test_what_is_written_while_old_answers_are_removed_is_kept(
         return found
 
     monkeypatch.setattr(store._tables, "open", opened)
-    store.write_judged([new], [Feedback(trace_id=new.episode_id, key="key", at=2.0)])
+    store.write_judged([new], [Feedback(trace_id=new.episode_id, key="key", at=2e9)])
     assert dropped == [1] and other.count_episodes() == 2
     assert [f.trace_id for f in other.feedback_on()] == [kept.episode_id, new.episode_id]
 
@@ -349,6 +349,30 @@ def test_answers_that_a_killed_removal_left_on_the_disk_go_with_a_later_one(
     assert holders() == []
     left = store.newest_versions()
     assert store.drop_before(time.time()) == 0 and store.newest_versions() == left, "nothing is done twice"
+
+
+def test_an_old_answer_that_is_one_of_many_leaves_the_disk_with_its_feedback(
+    tmp_path: Path, make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "READER_GRACE", timedelta(0))
+    store = ServedStore(str(tmp_path))
+    store.create()
+    traces = [make_trace(k, answer=f"the word {k:02}", started_at=5.0 if k == 0 else 1e9) for k in range(30)]
+    feedback = [Feedback(trace_id=t.episode_id, key="key", at=1e9, comment=t.answer) for t in traces]
+    store.write_judged(traces, feedback)
+    assert store.drop_before(1e6) == 1
+    files = [f.read_bytes() for f in tmp_path.rglob("*.lance") if f.is_file()]
+    assert not any(b"the word 00" in file for file in files)
+    assert sorted(kept(store), key=lambda t: t.answer) == traces[1:]
+    assert sorted(store.feedback_on(), key=lambda f: f.comment) == feedback[1:]
+
+
+def test_feedback_that_came_while_its_answer_was_removed_goes_when_it_is_old(tmp_path: Path) -> None:
+    store = ServedStore(str(tmp_path))
+    store.create()
+    store.write_feedback(*(Feedback(trace_id="gone", key=f"key {at}", at=at) for at in (5.0, 15.0)))
+    assert store.drop_before(10.0) == 0
+    assert [f.at for f in store.feedback_on()] == [15.0]
 
 
 async def test_long_answers_are_written_few_at_a_time_and_none_is_lost(
