@@ -4,7 +4,7 @@
     collect ── judged ──> episodes with the newest feedback on each
 
 The tables are apart from those of runs, and one holds all episodes. Nothing is pinned: what `drop_before` removes is
-gone from the disk, too, with the first call that is `READER_GRACE` later.
+gone from the disk, too, with the first or second call that is `READER_GRACE` later.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pyarrow as pa
 from stores.traces import rows
 from stores.traces.store import TraceStore
 from stores.traces.tables import TraceTables, quoted
+from stores.traces.upkeep import MARGIN_S, age
 from stores.types import SERVED, Trace
 
 FEEDBACK = pa.schema(
@@ -36,7 +37,7 @@ FEEDBACK = pa.schema(
 )
 
 READER_GRACE = timedelta(hours=1)
-"""Versions that are older are dropped: nobody reads them, or merges into them, any more."""
+"""Versions that were replaced longer ago are dropped: nobody reads them, or merges into them, any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ class ServedStore(TraceStore):
     def drop_before(self, time_s: float) -> int:
         """Removes episodes begun before then (Unix seconds), with their feedback; returns how many.
 
-        They leave the disk with the first call after `READER_GRACE`, even one that finds nothing to remove.
+        They leave the disk with the first or second call after `READER_GRACE`, even one that finds nothing to remove.
         """
         is_old = f"started_at < {time_s}"
         ids = self._tables.scan("episodes", is_old, ["episode_id"])["episode_id"].to_pylist()
@@ -140,9 +141,7 @@ class ServedStore(TraceStore):
         self._remove("feedback", f"at < {time_s}" + (f" OR trace_id IN ({quoted(ids)})" if ids else ""), moved="at")
         self._remove("episodes", is_old, moved="started_at")
         for name in self.schemas:
-            table = self._tables.open(name)
-            if len(table.list_versions()) > 1:
-                table.optimize(cleanup_older_than=READER_GRACE)
+            self._drop_replaced(name)
         return len(ids)
 
     def _remove(self, name: str, where: str, *, moved: str) -> None:
@@ -156,3 +155,11 @@ class ServedStore(TraceStore):
             if table.count_rows(where):
                 table.update(where=f"({where}) IS NOT TRUE", values_sql={moved: moved})
                 table.delete(where)
+
+    def _drop_replaced(self, name: str) -> None:
+        """Drops versions that were replaced longer than `READER_GRACE` ago: a reader or writer may be at a later one now."""
+        ages = {v["version"]: age(v["timestamp"]) for v in self._tables.open(name).list_versions()}
+        if len(ages) > 1:
+            newest_then = max((version for version in ages if ages[version] >= READER_GRACE), default=0)
+            # Lance keeps the newest version whatever its age, so that it needs no margin.
+            self.compact(drop_before={name: newest_then}, margin_s=0 if newest_then == max(ages) else MARGIN_S)

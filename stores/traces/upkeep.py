@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 FOR_EVER = timedelta(days=36_500)
 OPTIMIZE_ATTEMPTS = 10
+MARGIN_S = 60.0
+"""See `TraceUpkeep.compact`."""
 
 
 class TraceUpkeep:
@@ -37,7 +39,7 @@ class TraceUpkeep:
         names = [self._tables.name_for(kind, *iteration) for iteration in iterations for kind in KEYS]
         return [name for name in dict.fromkeys(names) if self._tables.open_if_there(name) is not None]
 
-    def compact(self, *, drop_before: Mapping[str, int], margin_s: float = 60.0) -> None:
+    def compact(self, *, drop_before: Mapping[str, int], margin_s: float = MARGIN_S) -> None:
         """Merges small files, and drops versions that are older than these and than every tagged one.
 
         It is safe beside writers, and beside readers of these versions and of all later ones.
@@ -97,7 +99,7 @@ class TraceUpkeep:
         strays = {}
         for name in tables:
             table = self._tables.open(name)
-            ages = {v["version"]: _age(v["timestamp"]) for v in table.list_versions()}
+            ages = {v["version"]: age(v["timestamp"]) for v in table.list_versions()}
             for tag, pinned in table.tags.list().items():
                 is_old = ages.get(pinned["version"], FOR_EVER) > timedelta(seconds=older_than_s)
                 if is_pinned_by(tag, run_id) and tag not in known and is_old:
@@ -113,7 +115,7 @@ class TraceUpkeep:
 def _compact(table: Table, first: int, margin_s: float) -> None:
     # Merging takes long: it is done first, so that the ages below are still right when versions are dropped.
     _optimize(table, cleanup_older_than=FOR_EVER)
-    ages = {v["version"]: _age(v["timestamp"]) for v in table.list_versions()}
+    ages = {v["version"]: age(v["timestamp"]) for v in table.list_versions()}
     first_kept = min((v for v in ages if v >= first), default=table.version)
     kept_versions = {first_kept, *(tag["version"] for tag in table.tags.list().values())}
     oldest = max(ages.get(version, FOR_EVER) for version in kept_versions)
@@ -132,6 +134,7 @@ def _optimize(table: Table, *, cleanup_older_than: timedelta) -> None:
             table.checkout_latest()
 
 
-def _age(timestamp: datetime) -> timedelta:
+def age(timestamp: datetime) -> timedelta:
+    """Returns how long ago a time was that LanceDB gives for a version."""
     aware = timestamp if timestamp.tzinfo else timestamp.astimezone(UTC)
     return datetime.now(UTC) - aware

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from gateway_scene import Scene, deployed_team, keys_file
 from records import MakeTrace
-from waits import until
+from waits import until, wait_until
 
 from serve_apps.config import CaptureConfig
 from serve_apps.gateway.traffic.callers import ApiKey, make_key
@@ -24,6 +24,7 @@ from serve_apps.gateway.traffic.redaction import NOT_READ, Redaction
 from serve_apps.gateway.traffic.teams import TeamRoute, TeamStores
 from stores.traces import served
 from stores.traces.served import Feedback, ServedStore
+from stores.traces.upkeep import age
 from stores.types import SERVED, Sampling, Trace
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
@@ -373,6 +374,28 @@ def test_feedback_that_came_while_its_answer_was_removed_goes_when_it_is_old(tmp
     store.write_feedback(*(Feedback(trace_id="gone", key=f"key {at}", at=at) for at in (5.0, 15.0)))
     assert store.drop_before(10.0) == 0
     assert [f.at for f in store.feedback_on()] == [15.0]
+
+
+def test_a_version_stays_for_its_readers_while_it_was_replaced_a_short_time_ago(
+    tmp_path: Path, make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "READER_GRACE", timedelta(seconds=1))
+    store = ServedStore(str(tmp_path))
+    store.create()
+    store.write_episodes([make_trace(k, started_at=5.0) for k in range(4)])
+
+    def ages() -> dict[int, timedelta]:
+        return {
+            v["version"]: age(v["timestamp"]) for v in ServedStore(store.uri)._tables.open("episodes").list_versions()
+        }
+
+    wait_until(lambda: min(ages().values()) > timedelta(seconds=1.2))
+    reader = ServedStore(str(tmp_path))._tables
+    opened = reader.open("episodes")
+    assert store.drop_before(1e6) == 4
+    assert sum(batch.num_rows for batch in reader.batches(opened, "")) == 4
+    wait_until(lambda: min(ages().values()) > timedelta(seconds=1.2))
+    assert store.drop_before(1e6) == 0 and opened.version not in ages()
 
 
 async def test_long_answers_are_written_few_at_a_time_and_none_is_lost(
