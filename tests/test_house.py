@@ -48,7 +48,6 @@ ONE_CALLER = {
         "serve_apps.gateway.traffic.metrics",
         "serve_apps.gateway.traffic.redaction",
         "serve_apps.policy.generation",
-        "stores.traces.upkeep",
         "train_loops.worker.learner",
         "train_loops.worker.update",
     ),
