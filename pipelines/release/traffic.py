@@ -132,8 +132,7 @@ def roll_out(run: Run, version: int, team: Team) -> dict[str, Any]:
     for number, (share, shadow) in enumerate(plan, 1):
         begun = production.canary(run, version, team, share=share, shadow=shadow)
         watch = Watch(config, parts=len(plan), without=("latency_s",) if shadow else ())
-        beside = None if shadow else begun["beside"]
-        ended = _step(run, version, beside, watch, is_last=number == len(plan))
+        ended = _step(run, version, begun["beside"], watch, is_shadow=shadow > 0, is_last=number == len(plan))
         steps.append({"share": share, "shadow": shadow, **ended})
         _note(run, {"team_version": version, **steps[-1]})
         if ended["state"] == "broken":
@@ -177,10 +176,10 @@ def guard_deployed(run: Run, *, seconds: float) -> dict[str, Any]:
     return _decided(run, "kept", "; ".join(str(s) for s in latest), version=new, ended=None)
 
 
-def _step(run: Run, new: int, old: int | None, watch: Watch, *, is_last: bool) -> dict[str, Any]:
+def _step(run: Run, new: int, old: int, watch: Watch, *, is_shadow: bool = False, is_last: bool) -> dict[str, Any]:
     """Returns {"state": "advance" | "broken" | "undecided", "reason", "num_answers"}.
 
-    Args: old: the version beside it; None: `new` only gets copies of requests, and is compared with the answers to the same requests.
+    Args: is_shadow: `new` only gets copies of requests that `old` has answered, and is compared with these answers.
     """
     config = run.config.traffic
     since, deadline = Since(run.team_name, production.gateway_answers(run)), time.monotonic() + config.step_timeout_s
@@ -191,8 +190,10 @@ def _step(run: Run, new: int, old: int | None, watch: Watch, *, is_last: bool) -
         if route_now is None or route_now.candidate is None or route_now.candidate.team_version != new:
             return {"state": "undecided", "reason": "somebody else has ended this canary", "num_answers": num}
         now = production.gateway_answers(run)
-        candidate = _of(since.added(now), new)
-        champion = _of(since.added(now, of="shadowed"), new) if old is None else _of(since.added(now), old)
+        candidate = _of(since.added(now, of="copies" if is_shadow else "sums"), new)
+        champion = _of(since.added(now), old)
+        if is_shadow:  # what was copied had been answered: failures are compared with all that the champion failed
+            champion = _of(since.added(now, of="shadowed"), new) | {"failure_share": champion["failure_share"]}
         num = candidate["failure_share"][0]
         compared = watch.check(candidate, champion) or compared
         if broken := [str(s) for s in compared if s.state == "broken"]:

@@ -6,6 +6,7 @@ An unknown field is refused by name, never ignored: its sender would look elsewh
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -55,7 +56,7 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Returns `Retry-After` in whole seconds, where trying again later may help."""
-        return {} if self.retry_after_s is None else {"Retry-After": str(max(1, round(self.retry_after_s)))}
+        return {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
 
 
 def usage_body(num_prompt: int, num_completion: int) -> dict[str, Any]:

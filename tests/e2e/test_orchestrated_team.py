@@ -46,10 +46,11 @@ FIXED: dict[str, Any] = SETTINGS | {
     "workflow": {"path": "serve_apps.workflows.math_chain:MathChain"},
     "model_groups.team.agents": ["solver", "verifier", "refiner", "finalizer"],
     "warmstart.demonstrator": "pipelines.examples.arithmetic.tasks:demonstrate",
+    "warmstart.num_epochs": 8,
     "cost": None,
     "evaluate.every": 1,
 }
-"""The same agents in a fixed order."""
+"""The same agents in a fixed order, with a start that solves some of the tasks: 10 of 128 episodes."""
 
 
 def train(folder: Path, settings: dict[str, Any]) -> Run:

@@ -20,7 +20,7 @@ from serve_apps.extensions.dashboard.trace_reader import (
     read_trace,
 )
 from serve_apps.gateway.http.answering import ServiceDependency
-from serve_apps.gateway.traffic.figures import Sums, by_version
+from serve_apps.gateway.traffic.figures import Sums, by_version, total
 from serve_apps.gateway.traffic.peer_replicas import Status
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import DeployedTeam, Production
@@ -139,7 +139,8 @@ def status_of(service: Service, statuses: Sequence[Status], teams: Sequence[Prod
 
 def _team_status(production: Production, statuses: Sequence[Status]) -> dict[str, Any]:
     config = production.config
-    figures = by_version(production.name, statuses)
+    answers, copies = (by_version(production.name, statuses, of=of) for of in ("sums", "copies"))
+    figures = {version: total([sums, copies[version]]) for version, sums in answers.items()}
     by_alias = ((alias, getattr(config, alias)) for alias in ALIASES)
     deployed = [
         _deployed_status(production.name, alias, team, figures, statuses)
@@ -190,11 +191,11 @@ def summary(sums: Sums) -> dict[str, dict[str, float]]:
     The error is sqrt(s^2 / n), with the sample variance s^2 = (sum of squares - sum^2 / n) / (n - 1).
     """
     summaries: dict[str, dict[str, float]] = {}
-    for name, (num, total, squares) in sums.items():
+    for name, (num, added, squares) in sums.items():
         if num:
-            summaries[name] = {"num": num, "mean": total / num}
+            summaries[name] = {"num": num, "mean": added / num}
         if num > 1:
-            variance = max(0.0, squares - total * total / num) / (num - 1)
+            variance = max(0.0, squares - added * added / num) / (num - 1)
             summaries[name]["standard_error"] = math.sqrt(variance / num)
     return summaries
 

@@ -93,8 +93,12 @@ class SlotStream(StreamingResponse):
                 self._service.count_left(self._slot)
 
     async def _until_end(self) -> Events:
-        async for event in self._events:
-            yield event
+        try:
+            async for event in self._events:
+                yield event
+        except Exception:
+            self._is_left = False
+            raise
         self._is_left = False
 
 

@@ -24,6 +24,7 @@ from serve_apps.policy.app_list import new_entry
 from serve_apps.policy.policy_stream import CoalescedStreams
 from serve_apps.policy.priority import set_process_priority, warn_if_others_are_nice
 from stores.logs import configure
+from stores.types import EpisodeStatus
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +138,8 @@ def _failed(job: ShadowJob, error: BaseException) -> ShadowResult:
     if isinstance(error, ApiError):
         if error.code == INVALID_TASK or error.status == 429:
             return DROPPED
+        if error.code == EpisodeStatus.TIMEOUT.value:
+            return ShadowResult(outcome="late")
         logger.info("a shadow request of %s@%d failed: %s", job.team, job.team_version, error.code)
     else:
         logger.error("a shadow request of %s@%d failed", job.team, job.team_version, exc_info=error)

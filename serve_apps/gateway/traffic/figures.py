@@ -6,7 +6,7 @@ They hold no text and no user: they are what a traffic decision needs, and nothi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from stores.types import SOUND, Cause
 
@@ -76,8 +76,9 @@ def difference(now: Sums, before: Sums) -> Sums:
     }
 
 
-Counted = Literal["sums", "shadowed"]
-"""The answers of a version, or those of the champion to requests that it got copies of: see `Service.figures`."""
+Counted = Literal["sums", "copies", "shadowed"]
+COUNTED: tuple[Counted, ...] = get_args(Counted)
+"""What the figures are of: see `Service.figures`."""
 
 
 def by_version(team: str, statuses: Sequence[Mapping[str, Any]], *, of: Counted = "sums") -> dict[int, Sums]:
@@ -89,7 +90,7 @@ def by_version(team: str, statuses: Sequence[Mapping[str, Any]], *, of: Counted 
     for status in statuses:
         for entry in status["figures"]:
             if entry["team"] == team:
-                parts.setdefault(entry["team_version"], []).append(entry[of])
+                parts.setdefault(entry["team_version"], []).append(entry.get(of, {}))
     return {version: total(sums) for version, sums in parts.items()}
 
 

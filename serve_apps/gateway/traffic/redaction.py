@@ -80,7 +80,7 @@ class _Cleaning:
             return {self.clean(k): self._clean_json(v) for k, v in value.items()}  # type: ignore[return-value]
         if isinstance(value, (list, tuple)):
             cleaned_items: Any = [self._clean_json(v) for v in value]
-            return type(value)(cleaned_items)
+            return tuple(cleaned_items) if isinstance(value, tuple) else cleaned_items
         return value
 
     def _clean_json(self, value: Any) -> Any:

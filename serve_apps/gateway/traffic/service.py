@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import time
@@ -19,7 +20,7 @@ from serve_apps.config import CallConfig, GatewayPortConfig
 from serve_apps.gateway.traffic.admission import Admission, InFlight, Slot
 from serve_apps.gateway.traffic.callers import ApiKey, Callers, Scope, with_scope
 from serve_apps.gateway.traffic.capture import Captures
-from serve_apps.gateway.traffic.figures import Tally
+from serve_apps.gateway.traffic.figures import COUNTED, Counted, Tally
 from serve_apps.gateway.traffic.metrics import GatewayMetrics
 from serve_apps.gateway.traffic.peer_replicas import PeerReplicas, Status
 from serve_apps.gateway.traffic.shadowing import Player, Shadowing, ShadowJob, ShadowResult
@@ -73,8 +74,7 @@ class Service:
         self._answer_times: set[asyncio.Timeout] = set()
         self._is_stopping = False
         self._in_flight = InFlight()
-        self._tallies: dict[tuple[str, int], Tally] = {}
-        self._shadowed: dict[tuple[str, int], Tally] = {}
+        self._tallies: dict[tuple[str, int], dict[Counted, Tally]] = {}
         self._shadowing = Shadowing(player, max_open=config.max_shadows)
         self._clients: dict[tuple[tuple[tuple[str, str], ...], CallConfig], ServeClient] = {}
 
@@ -240,13 +240,16 @@ class Service:
             self._tally(team).add({"failure_share": 0.0, **figures, "latency_s": slot.seconds})
 
     def count_left(self, slot: Slot) -> None:
-        """Counts a request whose caller left before its end: by the time that it waited, where answers of the team take less.
+        """Counts a request whose caller left before its end: by the time that it waited, where answers take less.
 
-        So a team that hangs is slow, whether its callers wait for the error or not; who leaves early says nothing of a team.
+        So a team that hangs is slow also where nobody waits for the error; who leaves early says nothing of a team. Before a version has
+        answers it is the champion's that count.
         """
-        tally = self._tally(slot.team)
-        if not slot.is_counted and slot.seconds > tally.mean("latency_s"):
-            tally.add({"latency_s": slot.seconds})
+        production = self.teams.get(slot.team.name)
+        versions = (slot.team, *([] if production is None else [production.champion]))
+        usual_s = next(filter(None, (self._tally(version).mean("latency_s") for version in versions)), math.inf)
+        if not slot.is_counted and slot.seconds > usual_s:
+            self._tally(slot.team).add({"latency_s": slot.seconds})
 
     def count_failure(self, team: ServedTeam) -> None:
         """Counts a request that a team took on and did not answer."""
@@ -305,28 +308,22 @@ class Service:
         self.metrics.count_shadow(candidate.name, candidate.version, result.outcome)
         if shadowed is not None and result.outcome in ("answered", "failed"):
             # Without `latency_s`: at low priority it says nothing about the candidate.
-            own = result.figures if result.outcome == "answered" else {"failure_share": 1.0}
-            self._tally(candidate).add({"failure_share": 0.0, **own})
-            self._shadowed.setdefault((candidate.name, candidate.version), Tally()).add(
-                {"failure_share": 0.0, **shadowed}
-            )
+            own = {"failure_share": 0.0, **result.figures} if result.outcome == "answered" else {"failure_share": 1.0}
+            self._tally(candidate, "copies").add(own)
+            self._tally(candidate, "shadowed").add(shadowed)
         if result.trace is not None:
             self.capture.keep_trace(result.trace, team=candidate, key=key, is_trainable=result.is_trainable)
 
     def figures(self) -> list[dict[str, Any]]:
-        """Returns the figures of the teams' answers as {"team", "team_version", "sums", "shadowed"}.
+        """Returns the figures of the teams' answers as {"team", "team_version", "sums", "copies", "shadowed"}.
 
-        `shadowed`: those of the champion's answers to the requests whose copies this version has answered or failed.
+        `sums`: answers to callers. `copies`: those to copies of requests. `shadowed`: the champion's answers to these requests.
         """
         return [
-            {
-                "team": of[0],
-                "team_version": of[1],
-                "sums": tally.sums,
-                "shadowed": self._shadowed.get(of, Tally()).sums,
-            }
-            for of, tally in self._tallies.items()
+            {"team": name, "team_version": version, **{of: tally.sums for of, tally in tallies.items()}}
+            for (name, version), tallies in self._tallies.items()
+            if any(num for tally in tallies.values() for num, *_ in tally.sums.values())
         ]
 
-    def _tally(self, team: ServedTeam) -> Tally:
-        return self._tallies.setdefault((team.name, team.version), Tally())
+    def _tally(self, team: ServedTeam, of: Counted = "sums") -> Tally:
+        return self._tallies.setdefault((team.name, team.version), {kind: Tally() for kind in COUNTED})[of]

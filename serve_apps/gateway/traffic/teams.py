@@ -154,7 +154,7 @@ class Production:
         """
         if self.candidate is None or not self.config.share:
             return self.champion
-        position = random.random() if user is None else user_position(user, self.config.salt)
+        position = random.random() if not user else user_position(user, self.config.salt)
         return self.candidate if position < self.config.share else self.champion
 
     def has_loaded(self, team: ServedTeam) -> bool:

@@ -188,10 +188,15 @@ def test_a_step_of_copies_compares_with_the_same_requests_and_one_of_a_hanging_t
     hanging = [{"latency_s": 30.0}] * 40
     nothing = Tally().sums
 
-    def step(candidate: list[dict[str, float]], champion: list[dict[str, float]], old: int | None) -> dict[str, Any]:
+    def step(candidate: list[dict[str, float]], champion: list[dict[str, float]], *, is_shadow: bool) -> dict[str, Any]:
+        own = (
+            {"sums": nothing, "copies": tally(candidate)}
+            if is_shadow
+            else {"sums": tally(candidate), "copies": tally(long)}
+        )
         rows = [
-            {"team": "demo", "team_version": 1, "sums": tally(champion), "shadowed": nothing},
-            {"team": "demo", "team_version": 2, "sums": tally(candidate), "shadowed": tally(long)},
+            {"team": "demo", "team_version": 1, "sums": tally(champion), "copies": nothing, "shadowed": nothing},
+            {"team": "demo", "team_version": 2, **own, "shadowed": tally(long)},
         ]
         looks = iter([[{"replica": "a", "figures": []}]])
         monkeypatch.setattr(
@@ -201,12 +206,17 @@ def test_a_step_of_copies_compares_with_the_same_requests_and_one_of_a_hanging_t
         monkeypatch.setattr(traffic.production, "deployed_route", lambda _: in_place)
         config = CONFIG.model_copy(update={"step_timeout_s": 0.3, "poll_s": 0.02})
         run: Any = SimpleNamespace(team_name="demo", config=SimpleNamespace(traffic=config))
-        return traffic._step(run, 2, old, Watch(config), is_last=False)
+        return traffic._step(run, 2, 1, Watch(config), is_shadow=is_shadow, is_last=False)
 
-    assert step(long, short, None)["state"] == "advance", "the copies were of the champion's long answers"
-    assert step(long, short, 1)["state"] == "broken", "canary's own users: all of the champion's answers"
-    found = step(hanging, short, 1)
+    assert step(long, short, is_shadow=True)["state"] == "advance", "the copies were of the champion's long answers"
+    assert step(long, short, is_shadow=False)["state"] == "broken", "canary's own users: all of the champion's answers"
+    found = step(hanging, short, is_shadow=False)
     assert found["state"] == "broken" and found["reason"].startswith("latency_s"), "no caller waited for an answer"
+    failing = [answers(np.random.default_rng(seed), 400, tokens=200, failing=0.1) for seed in (1, 2)]
+    found = step(failing[0], failing[1], is_shadow=True)
+    assert found["state"] == "advance", "only what the champion had answered was copied: it fails as often"
+    found = step([], short, is_shadow=False)
+    assert found["state"] == "undecided" and found["num_answers"] == 0, "late copies are no answers of the next step"
 
 
 @pytest.mark.parametrize("shares", [(), (0.5, 0.1), (0.0, 0.5), (0.5, 1.5), (0.5, 1.0)])

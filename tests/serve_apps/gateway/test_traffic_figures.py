@@ -10,11 +10,12 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_scene import HELLO, Scene, deployed_team
+from gateway_scene import HELLO, Engine, Scene, deployed_team
 from waits import until
 
 from serve_apps.engines.port import Piece
 from serve_apps.gateway.traffic.callers import ANYONE
+from serve_apps.gateway.traffic.figures import Tally
 from serve_apps.gateway.traffic.teams import TeamRoute, TeamStores
 from serve_apps.openai_api.protocol import ApiError
 from stores.types import GenerateRequest
@@ -53,8 +54,8 @@ class Leaves:
             self.status.set_result(message["status"])
 
 
-def figures(scene: Scene, version: int) -> dict[str, Any]:
-    return next((f["sums"] for f in scene.service.figures() if f["team_version"] == version), {})
+def figures(scene: Scene, version: int, *, of: str = "sums") -> dict[str, Any]:
+    return next((f[of] for f in scene.service.figures() if f["team_version"] == version), {})
 
 
 async def test_figures_of_answers_are_counted_by_team_version(scene: Scene) -> None:
@@ -89,9 +90,9 @@ async def test_a_shadow_request_is_answered_after_the_champion_and_no_caller_see
         async for _ in await client.chat.completions.create(model="demo/solver", messages=HELLO, stream=True):
             pass
     assert {t.system_fingerprint for t in replies} == {"demo@3"}
-    await until(lambda: figures(scene, 4).get("failure_share", [0])[0] == 6)
+    await until(lambda: figures(scene, 4, of="copies").get("failure_share", [0])[0] == 6)
     assert figures(scene, 3)["failure_share"][0] == 6 and len(scene.streams.requests) == 12
-    assert figures(scene, 4)["latency_s"][0] == 0, "at low priority it says nothing about the candidate"
+    assert figures(scene, 4, of="copies")["latency_s"][0] == 0, "at low priority it says nothing about the candidate"
     assert scene.service.in_flight() == []
 
 
@@ -124,7 +125,7 @@ async def test_what_goes_wrong_with_a_shadow_request_is_invisible_to_callers_and
     assert answer.choices[0].message.content == "It is 42."
     said = f'troupe_gateway_shadows_total{{outcome="{outcome}",team="demo",version="4"}} 1.0'
     await until(lambda: said in scene.service.metrics.text({"demo"}))
-    assert {name: sums for name, sums in figures(scene, 4).items() if sums[0]} == counted
+    assert {name: sums for name, sums in figures(scene, 4, of="copies").items() if sums[0]} == counted
     assert scene.service.in_flight() == []
 
 
@@ -163,7 +164,7 @@ async def test_what_was_sampled_for_a_caller_who_left_counts_as_tokens_of_its_ke
     text = scene.service.metrics.text({"demo"})
     said = f'troupe_gateway_completion_tokens_total{{team="demo",version="3"}} {scene.streams.num_said}.0'
     assert said in text
-    assert figures(scene, 3)["failure_share"][0] == 0 and scene.service.admission.num_in_flight == 0
+    assert figures(scene, 3) == {} and scene.service.admission.num_in_flight == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -177,7 +178,9 @@ async def test_a_hanging_team_is_slow_also_where_its_callers_leave_before_the_er
         slot._began -= 0.01
         scene.service.count_answer(slot, ANYONE, 1, {"completion_tokens": 1.0})
         slot.release()
-    scene.streams.pause_s = 30.0
+    scene.streams.pause_s, engine = 30.0, Engine(scene)
+    engine.pause.clear()
+    scene.service.client = lambda team: engine  # type: ignore[assignment, method-assign, return-value]
     asked = {"prompt": "a"} if "runs" in route else {"model": "demo/solver", "messages": HELLO}
     for waited_s in (0.2, 0.2, 0.0):
         leaves = Leaves(scene, route, {**asked, "stream": stream})
@@ -201,10 +204,11 @@ async def test_copies_are_compared_with_the_answers_to_the_same_requests_and_no_
         scene.serve_both(shadow=1.0)
         for _ in range(4):
             await client.chat.completions.create(model="demo/solver", messages=HELLO)
-        await until(lambda: figures(scene, 4).get("failure_share", [0])[0] == 4)
+        await until(lambda: figures(scene, 4, of="copies").get("failure_share", [0])[0] == 4)
     (row,) = (row for row in scene.service.figures() if row["team_version"] == 4)
-    del row["shadowed"]["latency_s"], row["sums"]["latency_s"]
-    assert row["shadowed"] == row["sums"] and row["sums"]["completion_tokens"][0] == 4
+    for name in ("completion_tokens", "cut_share", "empty_share"):
+        assert row["shadowed"][name] == row["copies"][name] and row["copies"][name][0] == 4
+    assert row["sums"] == Tally().sums, "it answered nobody"
     assert figures(scene, 3)["failure_share"][0] == 7
 
 
