@@ -31,7 +31,7 @@ from stores.registry.team import Team
 logger = logging.getLogger(__name__)
 
 GROWTH = 1.3
-"""The factor by which the smaller number of answers must have grown before the next check counts."""
+"""The factor by which the number of answers must have grown before the next check counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,36 +54,41 @@ class Compared:
 class Watch:
     """Checks the figures of two teams, again and again.
 
-    A check counts when the fewer of both answers have grown by `GROWTH`; the k-th spends alpha / (k (k + 1)) of
-    alpha = 1 - confidence, divided among the guards, and all of them together alpha (a union bound). Intervals are normal:
-    for shares Agresti and Caffo's (2000, one success and one failure added), for ratios by the delta method on the log.
+    A check counts when the fewer of both answers have grown by `GROWTH`, or the new team's where the old one answers no more; the k-th
+    spends alpha / (k (k + 1)) of alpha = 1 - confidence, divided among the guards, and all of them together alpha (a union bound).
+    Intervals are normal: for shares Agresti and Caffo's (2000, one success and one failure added), for ratios by the delta method on the log.
     """
 
-    def __init__(self, config: TrafficConfig, *, parts: int = 1, without: Sequence[str] = ()) -> None:
-        """Args: parts: watches that alpha is divided among. without: figures that say nothing here."""
-        self._config, self._parts, self._without = config, parts, without
+    def __init__(
+        self, config: TrafficConfig, *, parts: int = 1, without: Sequence[str] = (), is_old_over: bool = False
+    ) -> None:
+        """Args: parts: watches that alpha is divided among. without: figures that say nothing here. is_old_over: the old team answers
+        no more."""
+        self._config, self._parts, self._is_old_over = config, parts, is_old_over
+        margins = config.guards.model_dump()
+        self.limits = {name: m for name, m in margins.items() if m is not None and name not in without}
+        """By how much each figure that is compared may be worse."""
         self._num_checks = 0
         self._next_at = float(config.min_answers)
 
     def check(self, new: Sums, old: Sums) -> list[Compared] | None:
         """The result per figure; None while there are too few answers for another check."""
         fewest = min(map(_num_requests, (new, old)))
-        if fewest < self._next_at:
+        grown = _num_requests(new) if self._is_old_over else fewest
+        if fewest < self._config.min_answers or grown < self._next_at:
             return None
         self._num_checks += 1
-        self._next_at = fewest * GROWTH
-        margins = self._config.guards.model_dump()
-        limits = {name: m for name, m in margins.items() if m is not None and name not in self._without}
+        self._next_at = grown * GROWTH
         alpha = (
             (1 - self._config.confidence)
             / (self._num_checks * (self._num_checks + 1))
-            / max(1, len(limits))
+            / max(1, len(self.limits))
             / self._parts
         )
         z = NormalDist().inv_cdf(1 - alpha)
         return [
             compared
-            for name, margin in limits.items()
+            for name, margin in self.limits.items()
             if (compared := _compare(name, new[name], old[name], margin, z)) is not None
         ]
 
@@ -157,13 +162,14 @@ def guard_deployed(run: Run, *, seconds: float) -> dict[str, Any]:
             f"team {run.team_name!r}: nothing to compare the deployed team with: the one before it is not loaded any more"
         )
     new, old = route_now.champion.team_version, route_now.previous.team_version
-    since, watch = Since(run.team_name, production.gateway_answers(run)), Watch(run.config.traffic)
+    since = Since(run.team_name, production.gateway_answers(run))
+    watch = Watch(run.config.traffic, is_old_over=True)
     deadline = time.monotonic() + seconds
     latest: list[Compared] | None = None
     while time.monotonic() < deadline:
         now = production.gateway_answers(run)
         checked = watch.check(_of(since.added(now), new), _of(by_version(run.team_name, now), old))
-        latest = checked or latest
+        latest = latest if checked is None else checked
         if broken := [str(s) for s in checked or () if s.state == "broken"]:
             with hold_promotion(run):
                 ended = production.go_back(run, new)
@@ -199,8 +205,9 @@ def _step(run: Run, new: int, old: int, watch: Watch, *, is_shadow: bool = False
         if broken := [str(s) for s in compared if s.state == "broken"]:
             return {"state": "broken", "reason": "; ".join(broken), "num_answers": num}
         is_sure = all(s.state == "holds" for s in compared)
-        if compared and num >= config.answers_per_step and (is_sure or not is_last):
-            return {"state": "advance", "reason": "; ".join(map(str, compared)), "num_answers": num}
+        if (compared or not watch.limits) and num >= config.answers_per_step and (is_sure or not is_last):
+            reason = "; ".join(map(str, compared)) or "no figure of traffic.guards has a limit"
+            return {"state": "advance", "reason": reason, "num_answers": num}
         with waiting(f"answers of {run.team_name}@{new}: {num:g} of {config.answers_per_step}"):
             time.sleep(config.poll_s)
     unsure = "; ".join(str(s) for s in compared if s.state != "holds") or f"{num:g} answers"

@@ -108,6 +108,16 @@ def test_a_sound_team_at_the_very_limit_is_rarely_sent_back_however_often_it_is_
     assert sent_back / num <= 0.05
 
 
+def test_checks_go_on_when_the_old_team_answers_no_more() -> None:
+    rng = np.random.default_rng(9)
+    watch, old, new = Watch(CONFIG, is_old_over=True), tally(answers(rng, 30)), answers(rng, 80)
+    assert Watch(CONFIG, is_old_over=True).check(tally(new), tally(answers(rng, 19))) is None, "too few of before"
+    assert "broken" not in states(watch, tally(new), old).values()
+    assert watch.check(tally(new), old) is None, "the same answers again are no news"
+    found = states(watch, tally(new + answers(rng, 200, failing=0.9)), old)
+    assert found["failure_share"] == "broken"
+
+
 def test_all_looks_at_all_guards_of_all_steps_together_spend_what_confidence_leaves() -> None:
     """What each look spends is read from its interval; a third guard or step, or a look that spends more, would go beyond."""
     parts, num_guards = 3, 2
@@ -178,6 +188,21 @@ def test_a_step_decides_nothing_by_what_was_answered_before_it(monkeypatch: pyte
     run: Any = SimpleNamespace(team_name="demo", config=SimpleNamespace(traffic=config))
     found = traffic._step(run, 2, 1, Watch(config), is_last=False)
     assert found == {"state": "undecided", "reason": "after 0.3 s: 0 answers", "num_answers": 0}
+
+
+def test_a_step_without_guards_advances_when_there_are_enough_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"team": "demo", "team_version": v, "sums": tally(answers(np.random.default_rng(v), 300))} for v in (1, 2)]
+    looks = iter([[{"replica": "a", "figures": []}]])
+    monkeypatch.setattr(
+        traffic.production, "gateway_answers", lambda _: next(looks, [{"replica": "a", "figures": rows}])
+    )
+    in_place = SimpleNamespace(candidate=SimpleNamespace(team_version=2))
+    monkeypatch.setattr(traffic.production, "deployed_route", lambda _: in_place)
+    guards = TrafficGuardsConfig(**dict.fromkeys(TrafficGuardsConfig.DEFAULTS))
+    config = CONFIG.model_copy(update={"step_timeout_s": 0.3, "poll_s": 0.02, "guards": guards})
+    run: Any = SimpleNamespace(team_name="demo", config=SimpleNamespace(traffic=config))
+    found = traffic._step(run, 2, 1, Watch(config), is_last=True)
+    assert (found["state"], found["reason"]) == ("advance", "no figure of traffic.guards has a limit")
 
 
 def test_a_step_of_copies_compares_with_the_same_requests_and_one_of_a_hanging_team_is_broken(
