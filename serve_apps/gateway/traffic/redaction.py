@@ -79,8 +79,9 @@ class _Cleaning:
         if isinstance(value, Mapping):
             return {self.clean(k): self._clean_json(v) for k, v in value.items()}  # type: ignore[return-value]
         if isinstance(value, (list, tuple)):
-            cleaned_items: Any = [self._clean_json(v) for v in value]
-            return tuple(cleaned_items) if isinstance(value, tuple) else cleaned_items
+            kind = tuple if isinstance(value, tuple) else list  # a NamedTuple does not take one iterable
+            cleaned_items: Any = kind(self._clean_json(v) for v in value)
+            return cleaned_items
         return value
 
     def _clean_json(self, value: Any) -> Any:
