@@ -13,6 +13,9 @@ WeightRange = tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(
 """A range of importance weights, around the 1 of logprobs that agree."""
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(Settings):
     """This section sets AdamW and its learning rate schedule."""
 
@@ -20,7 +23,7 @@ class OptimizerConfig(Settings):
     """The learning rate after the warm-up. Tiny models need about 1e-3, models of billions of parameters 1e-6."""
     weight_decay: float = Field(0.0, ge=0)
     """The decoupled weight decay of AdamW, as a factor of the learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """The decay rates of AdamW's running means of the gradient and of its square."""
     eps: float = Field(1e-8, gt=0)
     """The term that AdamW adds to the denominator for numerical stability."""

@@ -106,7 +106,7 @@ def estimator_of(algorithm: str) -> Estimator:
         if algorithm in ESTIMATORS:
             return ESTIMATORS[algorithm]
         nearest = get_close_matches(algorithm, ESTIMATORS, n=1)
-        meant = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(ESTIMATORS)}"
+        meant = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(ESTIMATORS)}."
         raise ValueError(f"no estimator of this name: {meant} One of your own is 'module:name', {FORM}")
     found = open_by_name(algorithm, place="", wanted=FORM, fits=_is_estimator, is_parsing=True)
     if not isinstance(found, Estimator):

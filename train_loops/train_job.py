@@ -40,7 +40,9 @@ class TrainJob:
     updated: tuple[ModelVersionRef, ...] = ()
     """HAPPO: the versions of other model groups that were trained before this one in this iteration, in order."""
     sampled_by: int | None = None
-    """The version of this model group that sampled the episodes; None: the parent."""
+    """The version of this model group that sampled the episodes; None: the parent, or a policy whose weights are not here."""
+    is_foreign: bool = False
+    """Whether another run's policies sampled the episodes."""
     leaves_gpu: bool = False
     """Whether the trainer gives its GPU up after the job: an engine that serves has it then (`pool: shared`)."""
     log: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class TrainJob:
     @property
     def is_off_policy(self) -> bool:
         """Returns whether another version than the parent sampled the episodes."""
-        return self.sampled_by is not None and self.sampled_by != self.parent_version
+        return self.is_foreign or (self.sampled_by is not None and self.sampled_by != self.parent_version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

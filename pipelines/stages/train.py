@@ -142,8 +142,8 @@ def make_train_job(
         team, updated: see `TrainJob`.
     """
     number, collected = iteration.number, iteration.collected
-    # None where another run's policies sampled the episodes, whose weights are not here.
-    sampled_by = collected.policy_versions.get(model_group) if iteration.source is None else None
+    is_foreign = iteration.source is not None
+    sampled_by = None if is_foreign else collected.policy_versions.get(model_group)
     return TrainJob(
         job_id=f"{run.run_id}/{number}/{model_group}",
         run_id=run.run_id,
@@ -152,6 +152,7 @@ def make_train_job(
         seed=run.config.seed + number,
         parent=parent,
         sampled_by=sampled_by,
+        is_foreign=is_foreign,
         version=number,
         traces=collected.traces,
         rewards=iteration.scored.rewards,

@@ -34,6 +34,11 @@ def train_job(**changes: Any) -> TrainJob:
     return TrainJob(**data | changes)
 
 
+def test_episodes_of_another_run_are_off_policy() -> None:
+    """As on-policy ones, their masks of choices were judged by the engine's own logprobs: half of the jobs failed."""
+    assert train_job(is_foreign=True).is_off_policy
+
+
 @pytest.mark.parametrize("given", [{}, {"sampled_by": None}, {"sampled_by": 2}])
 def test_the_parent_sampled_unless_another_version_is_named(given: dict[str, Any]) -> None:
     assert not train_job(**given).is_off_policy

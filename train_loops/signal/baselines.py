@@ -39,18 +39,20 @@ def baselines_of(
         credit_kind: what the credit rule declares its turn rewards to be.
     """
     played = [trace for trace in traces if not trace.variant]
-    replayed, greedy = _earned_by_variants(traces, rewards, credit_kind=credit_kind)
+    replayed, of_task, greedy = _earned_by_variants(traces, rewards, credit_kind=credit_kind)
     baselines: dict[TurnKey, float] = {}
     for trace in played:
         task_id, index = _place(trace)
         for turn in trace.turns:
             # The nearest replays count: of this turn, of its agent in this episode, of its agent in the task.
-            keys = (
-                (task_id, index, turn.agent, turn.turn_index),
-                (task_id, index, turn.agent, None),
-                (task_id, turn.agent),
-            )
-            if earned := next((replayed[key] for key in keys if key in replayed), None):
+            own = ((task_id, index, turn.agent, turn.turn_index), (task_id, index, turn.agent, None))
+            # A replay of this episode that replaced a later turn has this very one as it was: what it earned depends on this turn.
+            others = [
+                earned
+                for at, changed, earned in of_task.get((task_id, turn.agent), ())
+                if at != index or changed is None or changed <= turn.turn_index
+            ]
+            if earned := next((replayed[key] for key in own if key in replayed), others):
                 baselines[trace.episode_id, turn.turn_index] = sum(earned) / len(earned)
             elif (task_id,) in greedy:
                 baselines[trace.episode_id, turn.turn_index] = greedy.get((task_id, *_call(turn)), greedy[task_id,])
@@ -59,14 +61,15 @@ def baselines_of(
 
 def _earned_by_variants(
     traces: Sequence[Trace], rewards: Mapping[str, EpisodeRewards], *, credit_kind: CreditKind
-) -> tuple[dict[Key, list[float]], dict[Key, float]]:
+) -> tuple[dict[Key, list[float]], dict[Key, list[tuple[int, int | None, float]]], dict[Key, float]]:
     """Returns what variants earned.
 
-    Of replays by (task, episode index, agent, turn; None: the agent was left out) and by (task, agent); of greedy episodes by
-    (task, *call), and by (task,) what stands against every other call.
+    Of replays by (task, episode index, agent, turn; None: the agent was left out), and by (task, agent) with episode index and turn; of
+    greedy episodes by (task, *call), and by (task,) what stands against every other call.
     """
     bases = _by_place([trace for trace in traces if not trace.variant])
     replayed: dict[Key, list[float]] = defaultdict(list)
+    of_task: dict[Key, list[tuple[int, int | None, float]]] = defaultdict(list)
     greedy: dict[Key, float] = {}
     for trace in traces:
         if not trace.variant or trace.episode_id not in rewards:
@@ -87,9 +90,9 @@ def _earned_by_variants(
             if call is None or again is None or again.turn_index not in reward_of:
                 continue  # it never came to the replaced turn, or earned nothing there
             agent, earned = call[0], reward_of[again.turn_index]
-        for key in ((task_id, index, agent, turn_index), (task_id, agent)):
-            replayed[key].append(earned)
-    return replayed, greedy
+        replayed[task_id, index, agent, turn_index].append(earned)
+        of_task[task_id, agent].append((index, turn_index, earned))
+    return replayed, of_task, greedy
 
 
 def sibling_turns(traces: Sequence[Trace]) -> dict[str, frozenset[int]]:

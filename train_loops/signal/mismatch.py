@@ -99,7 +99,7 @@ def decide(
     """Returns `none` where all agents are within tolerance; `correct` where one is beyond it, or `always` is set.
 
     Args:
-        is_off_policy: whether another version of this run sampled the rows than the parent; changes the error's advice.
+        is_off_policy: whether another version than the parent, or another run's, sampled the rows; changes the error's advice.
 
     Raises:
         MismatchError: an agent's mean difference is beyond `limit_mean`, or not a number, or its effective sample size
@@ -109,8 +109,8 @@ def decide(
     advice = "sample again, or train on traces of a nearer version"
     if is_off_policy:  # the same episodes are trained on again, however often the stage is repeated
         advice = (
-            "ids and logprobs that do not belong together look like this, too; if it is the distance, start a run with a smaller "
-            "loop.max_lag or a smaller learning rate"
+            "ids and logprobs that do not belong together look like this, too; if it is the distance, take traces of a nearer version, or "
+            "start a run with a smaller loop.max_lag or a smaller learning rate"
         )
     # The worst agent first: the error names the `min_ess` that would accept all of them.
     for agent, a in sorted(agreements.items(), key=lambda item: item[1].ess):

@@ -322,7 +322,7 @@ class Worker:
 def _note(job: TrainJob, learned: Learned, *, trains_policy: bool, lost: Sequence[str]) -> str:
     """Returns what the manifest of the job's version says about how it was made."""
     rows = f" on {int(learned.metrics['train/rows'])} rows"
-    sampler = f" sampled by v{job.sampled_by}" if job.is_off_policy else ""
+    sampler = "" if job.sampled_by in (None, job.parent_version) else f" sampled by v{job.sampled_by}"
     note = f"{job.train.algorithm}{rows}{sampler}"
     if not trains_policy:
         note = f"critic warm-up{rows + sampler if sampler else ''}: the policy is its parent's"

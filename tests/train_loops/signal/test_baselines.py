@@ -150,6 +150,20 @@ def test_each_turn_of_an_agent_has_the_replay_in_which_it_itself_was_replaced() 
     assert result == pytest.approx({("one", 0): 0.2, ("one", 2): 0.8})
 
 
+def test_a_turn_before_the_replaced_one_is_not_held_against_itself() -> None:
+    """The replay of a later turn has the earlier one as it was: a baseline of it depends on what the turn did, and cancels its signal."""
+    one, two = (make_turns_of(name, index=index) for index, name in enumerate(("one", "two")))
+    one, two = (replace(t, turns=(*t.turns, replace(t.turns[0], turn_index=2, round_index=1))) for t in (one, two))
+    last = variant(one, "counterfactual-2")
+    result = baselines([one, two, last], earned((last, [9, 9, 0.8], 9)))
+    assert result == pytest.approx({("one", 2): 0.8, ("two", 0): 0.8, ("two", 2): 0.8})
+    first = variant(one, "counterfactual-0")
+    result = baselines([one, two, first], earned((first, [0.2, 9, 9], 9)))
+    assert result == pytest.approx(dict.fromkeys((("one", 0), ("one", 2), ("two", 0), ("two", 2)), 0.2)), (
+        "played anew after it"
+    )
+
+
 def test_an_episode_has_its_own_replay_without_an_agent_and_a_third_one_the_tasks_mean() -> None:
     one, two, three = (make_turns_of(name, index=i) for i, name in enumerate(("one", "two", "three")))
     silent, other = variant(one, "without-verifier"), variant(two, "without-verifier")
