@@ -146,8 +146,8 @@ def _check_value(value: Any, annotation: Any, place: str) -> None:
     except ValidationError as error:
         fault = error.errors()[0]
         inner = "".join(f".{part}" for part in fault["loc"] if isinstance(part, int) or part in str(value))
-        said = fault["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{place}{inner}: {said} (got {fault['input']!r})") from None
+        reason = fault["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{place}{inner}: {reason} (got {fault['input']!r})") from None
     except (PydanticUserError, PydanticUndefinedAnnotation):
         return
 

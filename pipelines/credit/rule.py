@@ -148,17 +148,17 @@ def _names_used(module: ModuleType) -> set[str]:
 
     Classes of Troupe count where one of the module's own inherits from them: the records that a rule reads change no reward.
     """
-    found = set(re.findall(r"^import ([\w.]+)", _source(module), re.MULTILINE))
+    names = set(re.findall(r"^import ([\w.]+)", _source(module), re.MULTILINE))
     for value in vars(module).values():
         value = inspect.unwrap(value) if callable(value) else value
         if inspect.ismodule(value) and not hasattr(module, "__path__"):  # a package holds whatever was imported of it
-            found.add(value.__name__)
+            names.add(value.__name__)
         elif inspect.isfunction(value):
-            found.add(value.__module__)
+            names.add(value.__module__)
         cls = value if inspect.isclass(value) else type(value)
         if cls.__module__ == module.__name__ or cls.__module__.partition(".")[0] not in TROUPE:
-            found |= {base.__module__ for base in cls.__mro__}
-    return found & sys.modules.keys()
+            names |= {base.__module__ for base in cls.__mro__}
+    return names & sys.modules.keys()
 
 
 def _source(module: ModuleType) -> str:

@@ -24,7 +24,8 @@ def journals(root: str) -> list[Journal]:
 def stored_run(name: str, root: str, *, is_read_only: bool = False) -> Run:
     """The run of this name, with the config that its journal keeps.
 
-    Raises ValueError, naming those there are, without one, and unless it is only read where it was moved; UnreadableStore where its journal is damaged, or one that may be its.
+    Raises ValueError where there is none, naming those there are, or where it was moved and is not only read; UnreadableStore where its
+    journal is damaged, or one that may be its.
     """
     rows: dict[str, tuple[Journal, RunRow]] = {}
     faults: list[Exception] = []
