@@ -458,18 +458,12 @@ class TrainConfig(Settings):
                 f"train.loss.kl_in_reward_coef: algorithm {self.algorithm!r} has advantages of the team's critic, which "
                 "knows no KL: use loss.kl_in_loss_coef"
             )
-        if self.has_team_critic or self.estimator.variants:
-            why = (
-                "has advantages of the team's critic, which knows no penalties: drop it, or take another algorithm, e.g. ippo"
-                if self.has_team_critic
-                else "holds turns against what variants of the episode earned, which no penalty is taken from: drop it, or take "
-                "another algorithm, e.g. rloo"
+        if self.estimator.divides and self.advantage.normalize_std and self.loss.kl_in_reward_coef:
+            raise ValueError(
+                f"train.loss.kl_in_reward_coef = {self.loss.kl_in_reward_coef:g}: algorithm {self.algorithm!r} divides by the deviation of a "
+                "group, and where all of it earned the same, that is the deviation of its KL: the smallest coefficient has the effect of a "
+                "large one: use loss.kl_in_loss_coef, or set advantage.normalize_std: false"
             )
-            penalties = {"train.overlong": self.overlong}
-            penalties |= {f"train.agents.{name}.overlong": agent.overlong for name, agent in self.agents.items()}
-            for place, penalty in penalties.items():
-                if penalty is not None:
-                    raise ValueError(f"{place} = {penalty.model_dump()}: algorithm {self.algorithm!r} {why}")
         if self.advantage.group_by is not None and not self.estimator.compares:
             raise ValueError(
                 f"train.advantage.group_by = {self.advantage.group_by}: algorithm {self.algorithm!r} compares no groups: "

@@ -34,6 +34,8 @@ class Estimator:
     """Whether it does nothing at all where a task is played once, whatever a group of one is given."""
     variants: Literal["", "greedy", "counterfactual", "leave_one_out"] = ""
     """The kind of variants (`collect.variants`) that its rows are held against, as `rows.baselines`."""
+    divides: bool = False
+    """Whether it divides by the standard deviation of a group where `advantage.normalize_std` is on."""
     takes_increments: bool = True
     """Whether rewards may be parts of the outcome."""
     critic: Literal["", "model_group", "team"] = ""
@@ -75,18 +77,24 @@ ESTIMATORS: dict[str, Estimator] = {
     "ippo": Estimator(critic="model_group", whitens="agent"),
     "mappo": Estimator(critic="team", whitens="agent"),
     "happo": Estimator(critic="team", whitens="agent", updates_in_turn=True),
-    "grpo": Estimator(function=f"{CORE}.grpo:grpo", compares="episodes"),
-    "dr_mas": Estimator(function=f"{CORE}.dr_mas:dr_mas", compares="turns"),
-    "at_grpo": Estimator(function=f"{PAPERS}.group_estimators:at_grpo", compares="turns"),
+    "grpo": Estimator(function=f"{CORE}.grpo:grpo", compares="episodes", divides=True),
+    "dr_mas": Estimator(function=f"{CORE}.dr_mas:dr_mas", compares="turns", divides=True),
+    "at_grpo": Estimator(function=f"{PAPERS}.group_estimators:at_grpo", compares="turns", divides=True),
     "rloo": Estimator(function=f"{CORE}.rloo:rloo", compares="episodes"),
     "reinforce_pp": Estimator(function=f"{PAPERS}.reinforce_pp:reinforce_pp"),
     "reinforce_pp_baseline": Estimator(function=f"{PAPERS}.reinforce_pp:reinforce_pp_baseline", compares="turns"),
     "remax": Estimator(function=f"{CORE}.against_baseline:against_baseline", variants="greedy"),
     "opo": Estimator(function=f"{PAPERS}.group_estimators:opo", compares="turns"),
     "gpg": Estimator(function=f"{PAPERS}.group_estimators:gpg", compares="turns"),
-    "pass_at_k": Estimator(function=f"{PAPERS}.group_estimators:pass_at_k", compares="episodes", needs_siblings=True),
+    "pass_at_k": Estimator(
+        function=f"{PAPERS}.group_estimators:pass_at_k", compares="episodes", needs_siblings=True, divides=True
+    ),
     "gigpo": Estimator(
-        function=f"{PAPERS}.gigpo:gigpo", compares="episodes", needs_siblings=True, figures=f"{PAPERS}.gigpo:figures"
+        function=f"{PAPERS}.gigpo:gigpo",
+        compares="episodes",
+        needs_siblings=True,
+        divides=True,
+        figures=f"{PAPERS}.gigpo:figures",
     ),
     "counterfactual": Estimator(function=f"{CORE}.against_baseline:against_baseline", variants="counterfactual"),
     "leave_one_out": Estimator(

@@ -299,6 +299,7 @@ RULES = (
     training.variants_match_algorithms,
     training.groups_can_be_compared,
     training.costs_reach_the_turns_that_caused_them,
+    training.penalties_reach_advantages,
     training.team_learns_as_one,
     training.served_episodes_can_be_trained_on,
     training.other_groups_can_be_promoted,

@@ -72,6 +72,28 @@ def costs_reach_the_turns_that_caused_them(config: RunSections) -> None:
         )
 
 
+def penalties_reach_advantages(config: RunSections) -> None:
+    """Penalties for long completions are not set where advantages are made of what no penalty is taken from."""
+    for group in config.model_groups:
+        train = config.train_config(group)
+        if train.has_team_critic:
+            why = "has advantages of the team's critic, which knows no penalties: drop it, or take another algorithm, e.g. ippo"
+        elif train.estimator.variants:
+            why = (
+                "holds turns against what variants of the episode earned, which no penalty is taken from: drop it, or take another "
+                "algorithm, e.g. rloo"
+            )
+        else:
+            continue
+        own = {agent: train.agents[agent].overlong for agent in config.agents_of(group) if agent in train.agents}
+        penalties = {"train.overlong": train.overlong} | {f"train.agents.{a}.overlong": p for a, p in own.items()}
+        for place, penalty in penalties.items():
+            if penalty is not None:
+                raise ValueError(
+                    f"{place} = {penalty.model_dump()}: algorithm {train.algorithm!r} of model group {group!r} {why}"
+                )
+
+
 def served_episodes_can_be_trained_on(config: RunSections) -> None:
     """Captured answers are trained on by model groups by themselves, with recomputed logprobs."""
     if config.collect.from_service is None:

@@ -189,7 +189,7 @@ GREEDY = {"variants": {"kind": "greedy"}}
         ),
         (
             {"train": {"algorithm": "remax", "overlong": {"buffer_tokens": 4}}, "collect": GREEDY},
-            r"train\.overlong = .*'remax' holds turns against what variants of the episode earned, which no penalty is taken from",
+            r"train\.overlong = .*'remax' of model group '\w+' holds turns against what variants of the episode earned, which no penalty is taken from",
         ),
         (
             {
@@ -234,6 +234,10 @@ GREEDY = {"variants": {"kind": "greedy"}}
         (
             {"train": {"algorithm": "mappo", "loss": {"kl_in_reward_coef": 0.1}}},
             r"kl_in_reward_coef: algorithm 'mappo'.*kl_in_loss_coef",
+        ),
+        (
+            {"train": {"algorithm": "grpo", "loss": {"kl_in_reward_coef": 0.1}}},
+            r"kl_in_reward_coef = 0\.1: algorithm 'grpo' divides.*normalize_std: false",
         ),
         (
             {"train": {"algorithm": "mappo", "overlong": {"buffer_tokens": 8}}},
@@ -294,6 +298,17 @@ def test_what_works_is_taken(tmp_path: Path) -> None:
     assert load_config(path).train_tasks == ("team",)
     path = config_with(tmp_path, train={"team": {"mixer": "vdn"}, "advantage": {"normalize_std": False}})
     assert load_config(path).team_config.team.mixer == "vdn"
+    path = config_with(
+        tmp_path,
+        train={"agents": {"verifier": {"overlong": {"buffer_tokens": 8}}}},
+        collect={"episodes_per_task": 7, **GREEDY},
+    )
+    with_a_baseline = {"agents": ["solver"], "train": {"algorithm": "remax"}}
+    groups = {"a": with_a_baseline, "b": {"agents": ["verifier", "refiner", "finalizer"]}}
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"model_groups": groups}))
+    assert load_config(path).train_config("b").agents["verifier"].overlong.buffer_tokens == 8, (
+        "of no group with variants"
+    )
 
 
 def test_an_outcome_is_no_baseline_for_parts_of_it(tmp_path: Path) -> None:

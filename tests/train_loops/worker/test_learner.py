@@ -507,7 +507,7 @@ def test_a_choice_is_not_punished_for_its_one_token() -> None:
 
 def test_the_coefficient_of_the_kl_follows_its_target(tiny_model: Path, sampled) -> None:
     loss = LossConfig(kl_in_reward_coef=0.5, adaptive_kl=AdaptiveKLConfig(target=0.1, horizon=640))
-    config = TrainConfig(optimizer=LR, loss=loss)
+    config = TrainConfig(optimizer=LR, loss=loss, advantage=AdvantageConfig(normalize_std=False))
     learned = run(rows(sampled), models(tiny_model, config), config)
     assert learned.kl_coef == pytest.approx(0.5 * (1 - 0.2 * 64 / 640)), "the reference is the policy: no KL yet"
     again = run(rows(sampled), models(tiny_model, config), config, kl_coef=learned.kl_coef)
@@ -533,7 +533,7 @@ def test_a_kl_coefficient_holds_the_policy_near_the_reference(tiny_model: Path, 
         config = TrainConfig(optimizer=OptimizerConfig(lr=3e-4), num_epochs=10, loss=loss)
         kls.append(run(samples, models(tiny_model, config), config).metrics["train/kl_k3"])
     assert kls[1] < kls[0] / 2
-    config = TrainConfig(optimizer=LR, loss=LossConfig(kl_in_reward_coef=0.1))
+    config = TrainConfig(algorithm="rloo", optimizer=LR, loss=LossConfig(kl_in_reward_coef=0.1))
     assert run(samples, models(tiny_model, config), config).metrics["train/kl_ref_k3"] == pytest.approx(0, abs=1e-6)
 
 
