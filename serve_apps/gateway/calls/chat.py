@@ -173,13 +173,21 @@ def _last_chunks(chat: Chat, choice: Choice, shown: tuple[str, str]) -> list[dic
     chunks = []
     message, reason = _message(chat, choice)
     calls = message.get("tool_calls")
-    content = shown[1] if calls else message["content"]
+    content = _with_what_follows(shown[1], message["content"] or "") if calls else message["content"]
     if delta := _delta(chat, shown, (message.get("reasoning") or shown[0], content)):
         chunks.append(_chunk(chat, choice, delta))
     if calls:
         chunks.append(_chunk(chat, choice, {"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}))
     last = _chunk(chat, choice, {}, finish_reason=reason, stop_reason=choice.stop)
     return [*chunks, {**last, "troupe": troupe_fields(chat, [choice])}]
+
+
+def _with_what_follows(sent: str, content: str) -> str:
+    """Returns the text that was sent before a call, with what `content`, which is stripped, holds from after it."""
+    said = sent.strip()
+    if not content.startswith(said):
+        return sent
+    return sent + content[len(said) :].removeprefix(sent[len(sent.rstrip()) :])
 
 
 def _choice_body(chat: Chat, choice: Choice, *, with_logprobs: bool) -> dict[str, Any]:

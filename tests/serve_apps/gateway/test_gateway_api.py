@@ -151,6 +151,10 @@ async def test_a_tool_call_is_sent_whole_and_its_result_goes_back_into_the_chat(
         scene.streams.text = "13"
         await client.chat.completions.create(model="demo/solver", messages=back, tools=[ADD])  # type: ignore[arg-type, list-item]
     prompt = scene.streams.tokenizer.decode(scene.streams.requests[-1].prompt_token_ids)
+    scene.streams.text = f"{CALL} I wait."
+    async with scene.openai() as client:
+        parts = [chunk.choices[0].delta async for chunk in await client.chat.completions.create(**ask, stream=True)]
+    assert "".join(part.content or "" for part in parts).split() == ["I", "add.", "I", "wait."], "of before and after"
     assert '"arguments": {"a": 6, "b": 7}' in prompt and "tool\n13" in prompt and 'Tools:\n{"name": "add"' in prompt
 
 
