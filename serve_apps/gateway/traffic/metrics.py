@@ -28,7 +28,7 @@ class GatewayMetrics:
         )
         self._answers = Counter(
             "troupe_gateway_answers",
-            "Answers by team version and key",
+            "Complete answers by team version and key",
             ["team", "version", "key"],
             registry=self._registry,
         )
@@ -66,9 +66,9 @@ class GatewayMetrics:
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def count_answer(self, team: str, version: int, key: str, completion_tokens: int) -> None:
-        """Counts one answer of a team and its sampled tokens."""
-        self._answers.labels(team, str(version), key).inc()
+    def count_answer(self, team: str, version: int, key: str, completion_tokens: int, *, is_complete: bool) -> None:
+        """Counts one answer of a team and its sampled tokens; of one that was cut short only these."""
+        self._answers.labels(team, str(version), key).inc(int(is_complete))
         self._tokens.labels(team, str(version)).inc(completion_tokens)
 
     def count_shadow(self, team: str, version: int, outcome: str) -> None:

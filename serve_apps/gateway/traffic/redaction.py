@@ -8,9 +8,10 @@ and what could not be read until then is replaced as a whole.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
+from itertools import count
 from typing import Any, TypeVar
 
 import regex
@@ -77,7 +78,10 @@ class _Cleaning:
             }
             return replace(value, **cleaned_fields)
         if isinstance(value, Mapping):
-            return {self.clean(k): self._clean_json(v) for k, v in value.items()}  # type: ignore[return-value]
+            cleaned: dict[Any, Any] = {}
+            for key, part in value.items():
+                cleaned[_free(self.clean(key), cleaned)] = self._clean_json(part)
+            return cleaned  # type: ignore[return-value]
         if isinstance(value, (list, tuple)):
             kind = tuple if isinstance(value, tuple) else list  # a NamedTuple does not take one iterable
             cleaned_items: Any = kind(self._clean_json(v) for v in value)
@@ -99,3 +103,8 @@ class _Cleaning:
             except TimeoutError:
                 return NOT_READ
         return text
+
+
+def _free(key: Any, taken: Collection[Any]) -> Any:
+    """Returns a key, numbered where another one has become equal to it: what stands under either is kept."""
+    return next(k for number in count(1) if (k := key if number == 1 else f"{key} {number}") not in taken)

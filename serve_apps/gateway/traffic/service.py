@@ -234,7 +234,7 @@ class Service:
     def count_answer(self, slot: Slot, key: ApiKey, num_tokens: int, figures: Mapping[str, float] | None) -> None:
         """Counts an answer with its figures; `figures` is None where it is not complete, or says nothing of the team."""
         team = slot.team
-        self.metrics.count_answer(team.name, team.version, key.name, num_tokens)
+        self.metrics.count_answer(team.name, team.version, key.name, num_tokens, is_complete=figures is not None)
         if figures is not None:
             slot.is_counted = True
             self._tally(team).add({"failure_share": 0.0, **figures, "latency_s": slot.seconds})

@@ -440,6 +440,7 @@ def test_patterns_that_only_the_redaction_knows_and_escaped_braces_are_taken() -
     patterns = {r"\p{Lu}{2,}": "<name>", r"id\{d\}": "<d>", "(?i)(card) [0-9]{16}": r"\1 <number>", r"z++": "x"}
     redaction = Redaction(CaptureConfig(redact=patterns).redact)
     assert redaction.clean(["id{d} id", "Card 4111111111111111"]) == ["<d> id", "Card <number>"]
+    assert redaction.clean({"AB": 1, "CD": 2, "EF": 3}) == {"<name>": 1, "<name> 2": 2, "<name> 3": 3}
 
 
 @pytest.mark.parametrize("pattern", [r"\d", "[0-9a-f]{4,}", "service"])
