@@ -169,7 +169,7 @@ def memory_deaths(run_id: str, within_s: float, *, stage: str = "") -> list[str]
         return []
     since = (time.time() - within_s) * 1000
     recent = sorted((row.end_time_ms, row.exit_detail) for row in rows if row.end_time_ms >= since)
-    own = (f"job ID={ray.get_runtime_context().get_job_id()}", f"{run_id}-", "RayTrainWorker")
+    own = (f"job ID={ray.get_runtime_context().get_job_id()}", f"{run_id}-", f"trainer-{run_id}/", "RayTrainWorker")
     victims = ((detail, detail.partition("Selected to kill:")[2].partition("\n")[0]) for _, detail in recent)
     return [d for d, victim in victims if any(mark in victim for mark in own) and _is_of_stage(victim, stage)]
 

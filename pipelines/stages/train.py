@@ -22,11 +22,10 @@ from pipelines.run.iteration import Iteration
 from pipelines.run.run import Run
 from pipelines.stages.table import StageCall
 from stores.journal.run_values import RunValue
-from stores.journal.stage_results import TracesSource, TrainAnswer, Trained, TrainedTeam
+from stores.journal.stage_results import TrainAnswer, Trained, TrainedTeam
 from stores.logs import carry
 from stores.types import ModelVersionRef
 from train_loops.config import TEAM, TrainConfig
-from train_loops.signal import mismatch
 from train_loops.signal.happo import update_order
 from train_loops.train_job import TrainJob
 from train_loops.worker.trainer_handle import TrainerHandle, TrainJobError, attach
@@ -107,9 +106,7 @@ def _train_learner(run: Run, iteration: Iteration, *, via: str, attempt: str) ->
     """Trains the team's learner in the trainer of model group `via`, from its version before this iteration if there is one."""
     before = [version for version in run.weights.versions(TEAM) if version < iteration.number]
     parent = run.weights.ref(TEAM, before[-1]) if before else None
-    job = make_train_job(
-        run, iteration, TEAM, parent=parent, train=train_config(run, iteration.source, via), is_team=True
-    )
+    job = make_train_job(run, iteration, TEAM, parent=parent, train=train_config(run, via), is_team=True)
     return _run_job(run, via, job, attempt=attempt)
 
 
@@ -157,7 +154,7 @@ def make_train_job(
         traces=collected.traces,
         rewards=iteration.scored.rewards,
         credit_kind=run.credit.kind,
-        train=train or train_config(run, iteration.source, model_group),
+        train=train or train_config(run, model_group),
         traces_uri=run.traces_uri,
         weights_uri=run.weights_uri,
         is_team=is_team,
@@ -167,16 +164,9 @@ def make_train_job(
     )
 
 
-def train_config(run: Run, source: TracesSource | None, model_group: str) -> TrainConfig:
-    """How a model group learns: as configured, and on the traces of a `source` always with importance weights.
-
-    Where the configured loss divides by the agents' limit, `loss.norm_tokens` is that limit.
-    """
-    config = _with_norm_tokens(run, model_group, run.config.train_config(model_group))
-    return config if source is None else off_policy(config)
-
-
-def _with_norm_tokens(run: Run, model_group: str, config: TrainConfig) -> TrainConfig:
+def train_config(run: Run, model_group: str) -> TrainConfig:
+    """How a model group learns: where the configured loss divides by the agents' limit, `loss.norm_tokens` is that limit."""
+    config = run.config.train_config(model_group)
     if config.loss.aggregation != "seq_mean_token_sum_norm" or config.loss.norm_tokens is not None:
         return config
     # The limits of all agents that the group ever acts for: with `swap` the divisor stays the same too.
@@ -185,15 +175,10 @@ def _with_norm_tokens(run: Run, model_group: str, config: TrainConfig) -> TrainC
     return config.model_copy(update={"loss": config.loss.model_copy(update={"norm_tokens": limit})})
 
 
-def off_policy(config: TrainConfig) -> TrainConfig:
-    """Settings for traces that other versions sampled: weights always on, and a floor under the effective sample size."""
-    return config.model_copy(update={"mismatch": mismatch.off_policy(config.mismatch)})
-
-
 def trainer_of(run: Run, model_group: str) -> TrainerHandle:
     """The group's warm trainer, started if it is not running."""
     return attach(
-        name=f"trainer-{run.run_id}-{model_group}",
+        name=f"trainer-{run.run_id}/{model_group}",  # by `-` group a-b of run r would be group b of run r-a
         run_name=f"{run.run_id}-{model_group}",
         storage_path=f"{run.folder}/checkpoints",
         train=run.config.train_config(model_group),

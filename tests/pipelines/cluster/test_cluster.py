@@ -133,7 +133,7 @@ def test_the_dashboard_of_a_cluster_is_asked_past_a_proxy(monkeypatch: pytest.Mo
     ("victim", "is_trainer"),
     [
         ("RayTrainWorker.__init__", True),
-        ("trainer:trainer-demo-team:0a1b:TrainerSupervisor.__init__", True),
+        ("trainer:trainer-demo/team:0a1b:TrainerSupervisor.__init__", True),
         ("SERVE_REPLICA::my-trainer-a-rollout-team#Policy#x:ServeReplica:my-trainer-a-rollout-team:Policy.f", False),
     ],
 )

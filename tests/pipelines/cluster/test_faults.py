@@ -107,7 +107,7 @@ def test_each_failure_has_its_kind_and_exit_code(error: BaseException, kind: Fau
         ("Collector.run", "a collector (Collector.run, pid 22540, 9.04GB) was ended by Ray on node 192.0.2.7"),
         ("Collector.run", "lower collect.episodes_in_flight"),
         ("RayTrainWorker.__init__", "lower train.microbatch_tokens"),
-        ("trainer:trainer-demo-team:0a1b:TrainerSupervisor.__init__", "train.keep_warm: false"),
+        ("trainer:trainer-demo/team:0a1b:TrainerSupervisor.__init__", "train.keep_warm: false"),
         ("SERVE_REPLICA::demo-rollout-team#Policy#x:ServeReplica:demo-rollout-team:Policy.f", "serve.kv_cache_gib"),
         ("Collector.run", "the largest there: ray::RayTrainWorker 12.12 GB, Collector.run 9.04 GB"),
     ],

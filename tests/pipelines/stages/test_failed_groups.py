@@ -120,3 +120,14 @@ def test_the_rest_needs_another_group_and_a_stage_of_its_own() -> None:
     assert load_config(SMALL, {"promote.on_failed_group": "fail", "promote.deploy": "direct"}).sha256 == (
         load_config(SMALL).sha256
     ), "runs that began before these keys existed go on"
+
+
+def test_groups_of_two_runs_never_share_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(train, "trainer_threads", lambda run, group: 1)
+    monkeypatch.setattr(train, "attach", lambda name, **settings: names.append(name))
+    for run_id, group in (("r", "a-b"), ("r-a", "b")):
+        groups = {group: {"agents": ["solver", "verifier", "refiner", "finalizer"]}}
+        changes = {"run": run_id, "storage.root": str(tmp_path), "model_groups": groups}
+        train.trainer_of(Run(load_config(SMALL, changes)), group)
+    assert len(set(names)) == 2, "a trainer of the same name with another folder is ended first"

@@ -17,11 +17,11 @@ from pipelines.report.progress import Screen
 from pipelines.run.run import Run
 from pipelines.stages.steps import begin, run_stage
 from pipelines.stages.table import STAGES
-from pipelines.stages.train import off_policy, train_config
+from pipelines.stages.train import train_config
 from stores.journal.stage_results import Collected, TracesSource
 from stores.types import Task, Trace
 from tests.train_loops.synthetic_traces import GROUP, WANTED
-from train_loops.config import TEAM, MismatchConfig, TrainConfig
+from train_loops.config import TEAM
 from train_loops.worker.learner import read_rows
 from train_loops.worker.trainer_handle import TrainJobError
 
@@ -162,35 +162,15 @@ def test_an_algorithm_that_needs_variants_is_refused_where_the_source_has_none(o
         pin_source(run, parse_source(run, "other@1", ""))
 
 
-def test_foreign_traces_are_always_weighed_and_have_a_floor(other: Stored) -> None:
-    config = TrainConfig(mismatch=MismatchConfig(correction="none", old_logprobs="rollout_if_close"))
-    mismatch = off_policy(config).mismatch
-    assert (mismatch.always, mismatch.correction, mismatch.old_logprobs) == (True, "token", "recompute")
-    assert (mismatch.min_ess, mismatch.limit_mean) == (0.5, 100.0)
-    assert off_policy(TrainConfig(mismatch=MismatchConfig(min_ess=0.2))).mismatch.min_ess == 0.2
-    run = other.learner()
-    assert train_config(run, run.source(1), GROUP) == run.config.train_config(GROUP)
-    pin_source(run, parse_source(run, "other@1", ""))
-    assert (
-        train_config(run, run.source(1), GROUP)
-        == off_policy(run.config.train_config(GROUP))
-        != train_config(run, run.source(2), GROUP)
-    )
-
-
 def test_the_divisor_of_dr_grpo_is_the_largest_limit_of_the_groups_agents_unless_it_is_given(other: Stored) -> None:
     agents = {"solver": {"max_tokens": 17}, "verifier": {"max_tokens": 40}}
     train = {"loss": {"aggregation": "seq_mean_token_sum_norm"}}
     run = other.learner(agents=agents, train=train)
     assert run.config.train_config(GROUP).loss.norm_tokens is None
-    assert (
-        train_config(run, run.source(1), GROUP).loss.norm_tokens
-        == 40
-        == train_config(run, run.source(2), GROUP).loss.norm_tokens
-    )
+    assert train_config(run, GROUP).loss.norm_tokens == 40
     train = {"loss": {"aggregation": "seq_mean_token_sum_norm", "norm_tokens": 9}}
-    assert train_config(other.learner("given", agents=agents, train=train), 1, GROUP).loss.norm_tokens == 9
-    assert train_config(other.learner("other_loss", agents=agents), 1, GROUP).loss.norm_tokens is None
+    assert train_config(other.learner("given", agents=agents, train=train), GROUP).loss.norm_tokens == 9
+    assert train_config(other.learner("other_loss", agents=agents), GROUP).loss.norm_tokens is None
 
 
 def test_accepting_a_smaller_sample_is_no_other_run(other: Stored) -> None:
