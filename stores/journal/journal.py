@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import IntegrityError, InterfaceError, InternalError, OperationalError
 
 from stores.journal.process import is_dead, this_process
 from stores.journal.schema import RUNS, STAGES, VALUES, open_engine
@@ -41,8 +41,8 @@ LOCK = "lock"
 """The stage name of a lock, which is held but never done; its `model_group` is the name of the lock."""
 HOLD_WAIT_S = 3600.0
 """How long `Journal.hold` waits for a lock that another process has: as long as the evaluation of a large team takes."""
-FINISH_WAIT_S = 60.0
-"""How long the end of a stage is tried to be recorded while the database does not answer."""
+OUTAGE_S = 60.0
+"""How long a database that does not answer is asked again, where a stage has ended and where the end of another is waited for."""
 MAX_NAMES = 500
 """Names in one query: databases limit them."""
 
@@ -347,8 +347,8 @@ class Journal:
     def _acquire(self, key: StageKey, owner: str, lease_s: float, wait_s: float) -> Lease | dict[str, Any]:
         """A lease, or the ref if the stage is done."""
         deadline, pause = time.monotonic() + wait_s, 0.02
+        row = self._row(key)
         while True:
-            row = self._row(key)
             if row is not None and row.status == DONE:
                 return row.ref or {}
             if row is None or row.is_free:
@@ -356,6 +356,7 @@ class Journal:
                 lease = Lease(key, token, lease_s, self._renew)  # before it is taken: it must not seem to last longer
                 if self._take(key, token, owner, lease_s):
                     return lease
+                row = self._row(key)
                 continue
             waits = f"{key}: {row.owner or 'another process'} ({row.process}) is at it since {_clock(row.started_at)}"
             if time.monotonic() > deadline:
@@ -363,6 +364,7 @@ class Journal:
             with waiting(f"{waits}, for its end"):
                 time.sleep(pause)
             pause = min(pause * 1.5, 1.0)
+            row = _through_an_outage(lambda: self._row(key), f"{key}: whether it has ended is not known")
 
     def _take(self, key: StageKey, token: int, owner: str, lease_s: float) -> bool:
         """Compare-and-swap: True if the lease numbered `token` is ours."""
@@ -410,16 +412,12 @@ class Journal:
         # PostgreSQL may have recorded this very end though its reply was lost: a repetition finds the row so, too.
         is_open = (STAGES.c.status == RUNNING) | (STAGES.c.ended_at == values["ended_at"])
         is_row = _is_row(lease.key) & (STAGES.c.token == lease.token) & is_open
-        deadline = time.monotonic() + FINISH_WAIT_S
-        while True:
-            try:
-                with self._connect() as connection:
-                    return connection.execute(STAGES.update().where(is_row).values(values)).rowcount == 1
-            except OperationalError as error:
-                if time.monotonic() > deadline:
-                    raise
-                logger.warning("%s: its end cannot be recorded yet: %s", lease.key, error.orig)
-                time.sleep(1.0)
+
+        def record() -> bool:
+            with self._connect() as connection:
+                return connection.execute(STAGES.update().where(is_row).values(values)).rowcount == 1
+
+        return _through_an_outage(record, f"{lease.key}: its end cannot be recorded yet")
 
     def _row(self, key: StageKey) -> StageRow | None:
         return self._one(sa.select(STAGES).where(_is_row(key)))
@@ -465,6 +463,23 @@ class Journal:
             assert self._reader is None, f"{self.shown_url} is only read here"
             self._engine = (os.getpid(), open_engine(self.url, is_read_only=self.is_read_only))
         return self._engine[1].begin()
+
+
+def _through_an_outage(work: Callable[[], T], what: str) -> T:
+    """Returns what `work` does, again and again while the database is away, for `OUTAGE_S` at most."""
+    deadline = time.monotonic() + OUTAGE_S
+    while True:
+        try:
+            return work()
+        except (
+            OperationalError,
+            InterfaceError,
+            InternalError,
+        ) as error:  # internal: a standby that is not yet the primary
+            if time.monotonic() > deadline:
+                raise
+            logger.warning("%s: %s", what, error.orig)
+            time.sleep(1.0)
 
 
 def _is_row(key: StageKey) -> sa.ColumnElement[bool]:

@@ -234,6 +234,33 @@ def test_a_lease_outlives_a_database_that_was_away_longer_than_it_if_nobody_took
     assert failed.is_set()
 
 
+def test_an_outage_of_the_database_does_not_end_who_waits_for_a_stage(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, looks, failures = Journal(journal.url), [], []
+    connect = other._connect
+
+    def flaky() -> Any:
+        looks.append(None)
+        if failures:
+            raise failures.pop()
+        return connect()
+
+    def work(lease: Lease) -> dict[str, Any]:
+        waiter.start()
+        wait_until(lambda: looks)
+        failures.append(OperationalError("SELECT", {}, Exception("server closed the connection")))
+        wait_until(lambda: not failures)
+        return {"version": 3}
+
+    found: list[dict[str, Any]] = []
+    waiter = threading.Thread(target=lambda: found.append(other.once(KEY, lambda lease: {"version": 4})))
+    monkeypatch.setattr(other, "_connect", flaky)
+    assert journal.once(KEY, work) == {"version": 3}
+    waiter.join()
+    assert found == [{"version": 3}]
+
+
 def test_an_outage_of_the_database_at_the_end_of_a_stage_does_not_cost_the_stage(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
