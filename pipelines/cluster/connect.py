@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import tempfile
@@ -52,8 +53,7 @@ def connect(address: str = "") -> None:
             raise
         except Exception as error:  # Ray has no class for it, and for a message the end of a log
             raise InfrastructureLost(
-                f"Ray did not start on this machine (it says: ...{_in_a_line(error)[-200:]}): mostly other programs keep it busy, or its memory is full: "
-                f"end some, then repeat. Ray's logs: {os.environ.get('RAY_TMPDIR') or tempfile.gettempdir()}/ray/session_latest/logs"
+                f"Ray did not start on this machine (it says: ...{_in_a_line(error)[-200:]}): {_why_not_started()}, then repeat. Ray's logs: {os.environ.get('RAY_TMPDIR') or tempfile.gettempdir()}/ray/session_latest/logs"
             ) from error
         _interrupt_on_sigterm()
         return
@@ -70,6 +70,16 @@ def connect(address: str = "") -> None:
             f"the cluster at {address!r} runs another version of Ray or Python than this environment ({_in_a_line(error)}): "
             "use the environment that its nodes were started from, or start them from this one"
         ) from None
+
+
+def _why_not_started() -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return "mostly other programs keep it busy, or its memory is full: end some"
+    return (
+        f"a process of this shell may have {limit / 2**30:.1f} GiB of addresses (ulimit -v), and Ray, torch and vLLM reserve tens of GiB, "
+        "which they do not fill: ulimit -v unlimited"
+    )
 
 
 def _interrupt_on_sigterm() -> None:

@@ -157,3 +157,8 @@ def test_a_head_that_does_not_start_is_one_sentence_with_what_to_do(monkeypatch:
         InfrastructureLost, match=r"^[^\n]*Failed to start a dashboard\.\): mostly .* then repeat\. Ray's logs: \S+$"
     ):
         cluster.connect()
+    monkeypatch.setattr(cluster.resource, "getrlimit", lambda which: (8 << 30, 8 << 30))
+    with pytest.raises(
+        InfrastructureLost, match=r"may have 8\.0 GiB of addresses .*: ulimit -v unlimited, then repeat"
+    ):
+        cluster.connect()
