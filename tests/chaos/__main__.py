@@ -1,6 +1,6 @@
-"""chaos: kill -9 of every kind of process in every stage it works in; afterwards nothing may be lost, doubled or changed.
+"""chaos: in every stage, each kind of process is killed, ended or frozen, or the disk filled; nothing may be lost, doubled or changed.
 
-    python -m tests.chaos                                   all cells that are not done yet, about an hour on 2 cores
+    python -m tests.chaos                                   all cells that are not done yet, about two hours on 2 cores
     python -m tests.chaos --victims driver node --stages train
     MOMENTS=3 python -m tests.chaos                         each cell at three moments
     python -m tests.chaos --show                            the table so far
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -36,6 +37,7 @@ from tests.chaos.ask import distance
 from tests.chaos.report import REPORT, Cell, Report
 from tests.chaos.scene import Door, Jobs, Local, Scene, durations, undisturbed, wait
 from tests.chaos.victims import BY_NAME, Victim
+from tests.mounts import NAMESPACE
 
 FOLDER = REPORT.parent
 SEED = 11
@@ -49,12 +51,16 @@ MAX_CLUSTERS = 2
 """Whole clusters that die within one iteration: each takes minutes, and cells are kept at its end."""
 TOLERANCE = 1e-6
 """Of weights, between a trainer that was killed and one that was not."""
-DOORS: dict[str, type[Door]] = {"local": Local, "jobs": Jobs, "airflow": Airflow}
-SCENES: tuple[tuple[Callable[[Path], Scene], tuple[str, ...]], ...] = (
-    (Scene, ("local", "jobs")),
-    (open_scene, ("airflow",)),
+DOORS: dict[str, type[Door]] = {"local": Local, "small disk": Local, "jobs": Jobs, "airflow": Airflow}
+SCENES: tuple[tuple[Callable[[Path], Scene], Path, tuple[str, ...]], ...] = (
+    (Scene, FOLDER, ("local", "jobs")),
+    (Scene, FOLDER / "disk", ("small disk",)),
+    (open_scene, FOLDER, ("airflow",)),
 )
-"""What is started once, and the doors that are tried on it."""
+"""What is started once, the folder of its run, and the doors that are tried on it."""
+DISK_MIB = 512
+ON_DISK = "CHAOS_ON_DISK"
+"""The variable that is set where FOLDER / "disk" is a disk of its own."""
 
 
 def main() -> int:
@@ -78,6 +84,8 @@ def main() -> int:
             for cell in victims.cells(args.victims, args.stages, moments)
             if args.again or not report.has(*_key(cell))
         ]
+        if any(victim.door == "small disk" for victim, _, _ in wanted) and ON_DISK not in os.environ:
+            _begin_again_with_a_disk()
         play(wanted, report, console, num_undisturbed=args.twin, seconds=60 * args.minutes)
     console.print(report.table())
     failed = [cell for cell in report.cells.values() if cell.verdict != "ok"]
@@ -98,11 +106,11 @@ def play(wanted: Sequence[Plan], report: Report, console: Console, *, num_undist
     twin = undisturbed(FOLDER / "twin", num_undisturbed, timeout_s=TWIN_TIMEOUT_S)
     report.keep([], usual_seconds=durations(twin))
     console.print(f"{time.monotonic() - began:6.1f} s  undisturbed: {durations(twin)}")
-    for open_with, doors in SCENES:
+    for open_with, folder, doors in SCENES:
         todo = [cell for cell in wanted if cell[0].door in doors]
         tries = dict.fromkeys(map(_name, todo), 0)
         while todo and time.monotonic() - began < seconds:
-            scene = open_with(_new_root())
+            scene = open_with(_new_root(folder))
             try:
                 scene.world.up()
                 while todo and time.monotonic() - began < seconds:
@@ -201,7 +209,7 @@ def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float)
     is_node, is_empty = victim.name == "node", stage == "collect"
     targets: list[psutil.Process] = []
     while not (targets or is_node) or time.time() < due or is_empty:
-        targets = targets or ([] if is_node else _targets(scene, door, victim))
+        targets = targets or ([] if is_node else _targets(scene, door, victim, stage))
         is_empty = is_empty and not checks.has_episodes(run, cell.iteration)
         door.look()
         if door.settled_at(run, stage):
@@ -246,7 +254,7 @@ def _kill_and_wait(
     elif victim.name == "cluster":
         scene.world.down()
     else:
-        victims.kill(targets)
+        victims.strike(victim.blow, targets, scene.root)
     before = checks.look(run, iteration)
     if victim.name == "cluster":
         scene.world.up()
@@ -258,12 +266,13 @@ def _kill_and_wait(
         timeout_s=STAGE_TIMEOUT_S,
         pause_s=door.pause_s,
     )
-    if victim.name == "node":
+    if victim.loses_node:
         scene.world.begin_to_complete()
     cell.seconds = max(0.0, ended_at - killed_at)
     cell.num_kept = len(before.episodes)
     cell.recovered_by, cell.num_restarts = door.recovered_by(victim, stage)
-    return Struck(before=before, dependants=[] if victim.door == "airflow" else list(dependants))
+    lives_on = victim.door == "airflow" or victim.blow in ("SIGSTOP", "full disk")
+    return Struck(before=before, dependants=[] if lives_on else list(dependants))
 
 
 def _left_behind(dependants: Sequence[psutil.Process]) -> str:
@@ -273,11 +282,14 @@ def _left_behind(dependants: Sequence[psutil.Process]) -> str:
     return f"still there after {GONE_S:g} s: {shown}" if left else ""
 
 
-def _targets(scene: Scene, door: Door, victim: Victim) -> list[psutil.Process]:
+def _targets(scene: Scene, door: Door, victim: Victim, stage: str) -> list[psutil.Process]:
     if victim.name == "cluster":
         return [p for pid in scene.world.pids() for p in victims.tree(pid)]
+    if victim.title == victims.RAYLET:
+        node = scene.world.cluster.nodes[scene.world.busiest(stage)]
+        return victims.find(victims.RAYLET, [node.process.pid])
     found = door.targets(victim)
-    return found[:1] if victim.name == "collector" else found
+    return found[:1] if victim.name in ("collector", "trainer worker, frozen") else found
 
 
 def _next_round(todo: Sequence[Plan]) -> dict[str, Plan]:
@@ -315,12 +327,21 @@ def _compare(scene: Scene, twin: Run, report: Report, console: Console) -> None:
     report.keep([], runs=runs)
 
 
-def _new_root() -> Path:
+def _begin_again_with_a_disk() -> None:
+    """Replaces this process by the same command in a mount namespace of its own, in which FOLDER / "disk" is a small disk."""
+    (FOLDER / "disk").mkdir(parents=True, exist_ok=True)
+    mount = f"mount -t tmpfs -o size={DISK_MIB}m none {shlex.quote(str(FOLDER / 'disk'))}"
+    command = shlex.join([sys.executable, "-m", "tests.chaos", *sys.argv[1:]])
+    os.environ[ON_DISK] = "yes"
+    os.execvp(NAMESPACE[0], [*NAMESPACE, "sh", "-c", f"{mount} && exec {command}"])
+
+
+def _new_root(folder: Path) -> Path:
     """A fresh folder; of earlier runs only the last is kept."""
-    older = sorted(FOLDER.glob("run-*"), key=lambda path: path.stat().st_mtime)
+    older = sorted(folder.glob("run-*"), key=lambda path: path.stat().st_mtime)
     for path in older[:-1]:
         shutil.rmtree(path, ignore_errors=True)
-    root = FOLDER / f"run-{time.strftime('%H%M%S')}"
+    root = folder / f"run-{time.strftime('%H%M%S')}"
     root.mkdir(parents=True)
     return root
 

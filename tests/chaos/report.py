@@ -94,7 +94,7 @@ class Report:
     def table(self) -> Table:
         """Victim x stage: seconds to recover, and by what."""
         table = Table(
-            title="Seconds from kill -9 to the end of the stage (c: same command given again, a: Airflow retry)",
+            title="Seconds from the blow (kill -9 where none is named) to the end of the stage (c: same command given again, a: Airflow retry)",
             title_justify="left",
         )
         table.add_column("victim")

@@ -87,6 +87,9 @@ class World:
         self._complete()
 
     def _complete(self) -> None:
+        for name, node in list(self.cluster.nodes.items()):
+            if node.process.poll() is not None:  # its raylet is gone, and so is all below it
+                self.cluster.lose(name)
         while len(self.cluster.nodes) < len(NODES):
             self._num_fresh += 1
             self.cluster.add(f"fresh{self._num_fresh}", num_cpus=NODES["one"])
@@ -166,7 +169,7 @@ class Door:
 
     def targets(self, victim: Victim) -> list[psutil.Process]:
         """Processes that are this victim now; the machine's and the cluster's are found by the scene."""
-        if victim.name == "driver":
+        if not victim.title:
             return victims.tree(self.pid)[:1]
         return victims.find(victim.title, self.scene.world.pids())
 

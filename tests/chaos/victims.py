@@ -1,19 +1,28 @@
-"""victims: what can die, in which stages it works, and how to find it among the processes of a cluster of our own."""
+"""victims: what can die, freeze or fill up, in which stages it works, and how to find it among the processes of a cluster of our own."""
 
 from __future__ import annotations
 
+import errno
 import random
+import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import psutil
 
 from pipelines.stages.table import STAGES
 
-Door = Literal["local", "jobs", "airflow"]
-"""Who walks the stages: `troupe train`, `troupe submit --stage`, a DAG run."""
+Door = Literal["local", "small disk", "jobs", "airflow"]
+"""Who walks the stages: `troupe train`, the same with its stores on a small disk, `troupe submit --stage`, a DAG run."""
+Blow = Literal["kill -9", "SIGTERM", "Ctrl-C twice", "SIGSTOP", "full disk"]
+FROZEN_S = 40.0
+"""How long SIGSTOP lasts: longer than a lease, and than Ray waits for a node."""
+FULL_S = 20.0
+"""How long the disk of the run is full: a command that is given again meets it, too."""
+RAYLET = "raylet/raylet "
 SAMPLING = ("collect", "evaluate")
 SERVING = ("collect", "sync", "evaluate")
 
@@ -28,11 +37,17 @@ class Victim:
     """In which it works; in the others there is nothing to kill."""
     title: str = ""
     """What the command line of such a process contains; empty: found in another way."""
+    blow: Blow = "kill -9"
 
     @property
     def restarted_by_hand(self) -> bool:
         """True where nothing of Troupe's can bring it back: a service manager, a platform or a person starts it again."""
         return self.name in ("driver", "job", "cluster", "scheduler", "triggerer")
+
+    @property
+    def loses_node(self) -> bool:
+        """True where Ray loses a node by it, for which the platform gives a new one."""
+        return self.name == "node" or self.title == RAYLET
 
 
 VICTIMS = (
@@ -46,6 +61,14 @@ VICTIMS = (
     Victim(name="train controller", door="local", stages=("train",), title="ray::TrainController"),
     Victim(name="node", door="local", stages=tuple(STAGES)),
     Victim(name="cluster", door="local", stages=tuple(STAGES)),
+    Victim(name="raylet", door="local", stages=tuple(STAGES), title=RAYLET),
+    Victim(name="driver, SIGTERM", door="local", stages=tuple(STAGES), blow="SIGTERM"),
+    Victim(name="driver, Ctrl-C twice", door="local", stages=tuple(STAGES), blow="Ctrl-C twice"),
+    Victim(name="driver, frozen", door="local", stages=tuple(STAGES), blow="SIGSTOP"),
+    Victim(name="trainer worker, frozen", door="local", stages=("train",), title="ray::RayTrainWorker", blow="SIGSTOP"),
+    Victim(name="serve controller, frozen", door="local", stages=SERVING, title="ray::ServeController", blow="SIGSTOP"),
+    Victim(name="raylet, frozen", door="local", stages=tuple(STAGES), title=RAYLET, blow="SIGSTOP"),
+    Victim(name="disk, full", door="small disk", stages=tuple(STAGES), blow="full disk"),
     Victim(name="job", door="jobs", stages=tuple(STAGES), title="troupe stage"),
     Victim(name="scheduler", door="airflow", stages=tuple(STAGES)),
     Victim(name="triggerer", door="airflow", stages=tuple(STAGES)),
@@ -53,7 +76,7 @@ VICTIMS = (
 )
 """The table: a cell of it is one victim in one stage."""
 BY_NAME = {victim.name: victim for victim in VICTIMS}
-WORKERS = tuple(v.title for v in VICTIMS if v.title.startswith("ray::"))
+WORKERS = tuple(dict.fromkeys(v.title for v in VICTIMS if v.title.startswith("ray::")))
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -98,6 +121,51 @@ def kill(processes: Iterable[psutil.Process]) -> None:
             process.kill()
         except psutil.NoSuchProcess:
             continue
+
+
+def strike(blow: Blow, processes: Iterable[psutil.Process], disk: Path) -> None:
+    """Does it; returns at once, or when what is frozen or full has been so long enough. Args: disk: a folder on the disk that is filled."""
+    if blow == "kill -9":
+        kill(processes)
+    elif blow == "SIGTERM":
+        _send(signal.SIGTERM, processes)
+    elif blow == "Ctrl-C twice":
+        _send(signal.SIGINT, processes)
+        time.sleep(0.3)
+        _send(signal.SIGINT, processes)
+    elif blow == "SIGSTOP":
+        frozen = list(processes)
+        _send(signal.SIGSTOP, frozen)
+        time.sleep(FROZEN_S)
+        _send(signal.SIGCONT, frozen)
+    else:
+        filling = disk / "filling"
+        try:
+            deadline = time.monotonic() + FULL_S
+            while time.monotonic() < deadline:  # again and again: others delete their own half-written files
+                _fill(filling)
+                time.sleep(0.2)
+        finally:
+            filling.unlink(missing_ok=True)
+
+
+def _send(number: signal.Signals, processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _fill(path: Path) -> None:
+    with path.open("ab", buffering=0) as file:
+        for size in (2**20, 2**12):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
 
 
 def survivors(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:

@@ -67,6 +67,7 @@ def served_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         server = stack.enter_context(house_server(port))
         process, run, log = stack.enter_context(training(tmp_path_factory.mktemp("remote"), remote))
         _wait_for_collect(process, run, log, iteration=1)
+        wait_until(lambda: _has_callers(server), timeout_s=300)
         time.sleep(1.0)
         server.kill()
         time.sleep(5.0)
@@ -109,6 +110,11 @@ def _accepts(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
+
+
+def _has_callers(server: subprocess.Popen[bytes]) -> bool:
+    """Whether an episode is under way in its worlds."""
+    return any(c.status == psutil.CONN_ESTABLISHED for c in psutil.Process(server.pid).net_connections("tcp"))
 
 
 def _wait_for_collect(process: subprocess.Popen[bytes], run: Run, log: Path, *, iteration: int) -> None:
