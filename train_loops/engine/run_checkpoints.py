@@ -12,8 +12,8 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,11 +126,11 @@ def sweep(run_folder: str, job: TrainJob) -> None:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
-def drop_older(run_folder: str, model_group: str, *, parent: int) -> None:
-    """Empties the checkpoints of all but the last two versions and the one that the last was trained from, once that is committed.
+def drop_older(run_folder: str, model_group: str, *, needed: Collection[int | None]) -> None:
+    """Empties the checkpoints of all but the last two versions and the needed ones, once a version is committed.
 
-    A stage that is repeated needs the parent's, and so do all to come while it is the champion that rejections go back to
-    (`on_reject: champion`).
+    Args: needed: the version that the last was trained from, since a stage that is repeated needs its checkpoint, and the champion
+        that rejections go back to.
     """
     import torch.distributed as dist
 
@@ -139,7 +139,7 @@ def drop_older(run_folder: str, model_group: str, *, parent: int) -> None:
     name_form = re.compile(rf"{re.escape(model_group)}-v(\d+)-[0-9a-f]{{8}}")
     names = {file.name.partition("/")[0] for file in list_files(run_folder)}
     versions = {name: int(found[1]) for name in names if (found := name_form.fullmatch(name))}
-    kept = {*sorted(set(versions.values()))[-2:], parent}
+    kept = {*sorted(set(versions.values()))[-2:], *needed}
     for name, version in versions.items():
         if version not in kept:
             # The folder stays: Ray Train may know it, and fails where it is gone.

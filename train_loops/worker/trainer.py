@@ -247,7 +247,7 @@ class Worker:
         learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
         ref = self._commit(job, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
         learned.metrics["train/commit_s"] = time.perf_counter() - begun
-        drop_older(self._run_folder, job.model_group, parent=job.parent.version)
+        drop_older(self._run_folder, job.model_group, needed={job.parent.version, job.champion})
         return ref
 
     def _hold(self, job: TrainJob, parent: ModelVersionRef, store: WeightStore) -> None:
@@ -268,8 +268,8 @@ class Worker:
         self._state, self._lost = resume(checkpoint, self._models, state=self._state, loss=job.train.loss)
         if self._lost:
             logger.warning(
-                "version %d is trained on, but its %s started afresh: checkpoint %s is gone (only those of the last two versions and of their parent stay) or "
-                "of another model",
+                "version %d is trained on, but its %s started afresh: checkpoint %s is gone (only those of the last two versions, of their parent and of "
+                "the champion that rejections go back to stay) or of another model",
                 parent.version,
                 " and ".join(self._lost),
                 checkpoint,

@@ -20,12 +20,14 @@ from train_loops.engine.run_checkpoints import CarriedState, drop_older, store_s
 pytestmark = pytest.mark.test
 
 
-def test_the_last_two_versions_and_their_parent_keep_their_checkpoints_however_often_one_was_tried(
+def test_the_last_two_versions_their_parent_and_the_champion_keep_their_checkpoints_however_often_one_was_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     names = [
+        "a-v6-00000000",
         "a-v7-00000000",
+        "a-v8-00000000",
         "a-v9-00000000",
         "a-v10-00000000",
         "a-v11-00000001",
@@ -36,11 +38,28 @@ def test_the_last_two_versions_and_their_parent_keep_their_checkpoints_however_o
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "policy.json").write_text("{}")
-    drop_older(str(tmp_path), "a", parent=7)  # 9, 10 and 11 were trained from the champion, and rejected
+    # 7 is the champion: the gate could not decide on 8, which 9, 10 and 11 were trained from. A rejection of 11 goes back to 7.
+    drop_older(str(tmp_path), "a", needed={8, 7})
     left = {path.parent.name for path in tmp_path.glob("*/policy.json")}
-    assert left == set(names) - {"a-v9-00000000"}
+    assert left == set(names) - {"a-v6-00000000", "a-v9-00000000"}
     assert (tmp_path / "a-v9-00000000").is_dir(), "Ray Train may know it, and fails where it is gone"
-    drop_older(str(tmp_path / "nothing"), "a", parent=7)
+    drop_older(str(tmp_path), "a", needed={8, None})
+    assert {path.parent.name for path in tmp_path.glob("*/policy.json")} == left - {"a-v7-00000000"}
+    drop_older(str(tmp_path / "nothing"), "a", needed={7})
+
+
+@pytest.mark.parametrize("name", ["policy.safetensors", "policy.json"])
+def test_a_checkpoint_that_a_power_cut_damaged_is_named_with_what_to_do(
+    tiny_model: Path, tmp_path: Path, name: str
+) -> None:
+    join_workers()
+    engine = Engine(load_policy(tiny_model, DeepSpeedConfig()), optimizer=OPTIMIZER, config=DeepSpeedConfig())
+    engine.save(tmp_path, tag="policy", state={"kl_coef": 0.0, "num_critic_jobs": 0})
+    file = tmp_path / name
+    file.write_bytes(file.read_bytes()[:20])
+    with pytest.raises(ValueError, match=rf"checkpoint {tmp_path} cannot be resumed: .*{name}.* empty its folder"):
+        resume(str(tmp_path), Models(policy=engine), state=CarriedState(kl_coef=0.0), loss=LossConfig())
+    engine.close()
 
 
 @pytest.mark.parametrize("place", ["critic", "value_head", "moment"])
