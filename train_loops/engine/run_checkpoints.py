@@ -91,6 +91,8 @@ def resume(uri: str, models: Models, *, state: CarriedState, loss: LossConfig) -
 
     Returns:
         The state, and the parts that start afresh, because they were deleted or are of another model: `optimizer`, `critic`.
+
+    Raises ValueError where a file is damaged.
     """
     import ray.train
 
@@ -101,7 +103,7 @@ def resume(uri: str, models: Models, *, state: CarriedState, loss: LossConfig) -
     files: Any = checkpoint.filesystem
     if not files.get_file_info(f"{checkpoint.path}/policy.json").is_file:
         return state, lost
-    with checkpoint.as_directory() as folder:
+    with checkpoint.as_directory() as folder, _saying_what_to_do(uri):
         if models.policy.fits(folder, tag="policy"):
             state = state.resumed(models.policy.load(folder, tag="policy"), loss)
             lost.remove("optimizer")
@@ -112,6 +114,18 @@ def resume(uri: str, models: Models, *, state: CarriedState, loss: LossConfig) -
                 state = replace(state, num_critic_jobs=num_critic_jobs)
                 lost.remove("critic")
     return state, lost
+
+
+@contextmanager
+def _saying_what_to_do(uri: str) -> Iterator[None]:
+    """Makes the error of a checkpoint that is damaged, as after a power cut, say where it lies and how training goes on."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(
+            f"checkpoint {uri} cannot be resumed: {error}. Copy it again from where it was kept, or empty its folder: then training goes "
+            "on with an optimizer, and a critic, that start afresh"
+        ) from error
 
 
 def sweep(run_folder: str, job: TrainJob) -> None:

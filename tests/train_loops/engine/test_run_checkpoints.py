@@ -11,11 +11,11 @@ import torch.distributed as dist
 from synthetic_engine import OPTIMIZER, train
 
 from tests.train_loops.test_train_job import train_job
-from train_loops.config import DeepSpeedConfig
+from train_loops.config import DeepSpeedConfig, LossConfig
 from train_loops.engine.critic import value_head
 from train_loops.engine.deepspeed_engine import Engine, join_workers, load_critic, load_policy
 from train_loops.engine.models import Models
-from train_loops.engine.run_checkpoints import CarriedState, drop_older, store_state
+from train_loops.engine.run_checkpoints import CarriedState, drop_older, resume, store_state
 
 pytestmark = pytest.mark.test
 
