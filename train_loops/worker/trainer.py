@@ -153,7 +153,7 @@ class Worker:
         if learned.reason:
             logger.info("keeps version %d: %s", parent.version, learned.reason)
             return _answer(None, learned, parts=train_parts(began, ends))
-        note = _note(job, learned, trains_policy=trains_policy, lost=self._lost)
+        note = _note(job, learned, lost=self._lost)
         self._held = self._store(job, store, parent_folder, learned=learned, note=note)
         self._lost = []
         logger.info(
@@ -319,13 +319,13 @@ class Worker:
         return agree(ref)
 
 
-def _note(job: TrainJob, learned: Learned, *, trains_policy: bool, lost: Sequence[str]) -> str:
+def _note(job: TrainJob, learned: Learned, *, lost: Sequence[str]) -> str:
     """Returns what the manifest of the job's version says about how it was made."""
     rows = f" on {int(learned.metrics['train/rows'])} rows"
     sampler = "" if job.sampled_by in (None, job.parent_version) else f" sampled by v{job.sampled_by}"
     note = f"{job.train.algorithm}{rows}{sampler}"
-    if not trains_policy:
-        note = f"critic warm-up{rows + sampler if sampler else ''}: the policy is its parent's"
+    if not learned.metrics["train/trained_rows"]:
+        note = f"critic alone{rows}{sampler} (its warm-up, or no advantages): the policy is its parent's"
     return note + (f"; {' and '.join(lost)} started afresh" if lost else "")
 
 
