@@ -40,6 +40,7 @@ from stores.weights.manifest import Probe, whole_model
 from stores.weights.store import WeightStore
 from train_loops.config import TrainConfig
 from train_loops.engine.run_checkpoints import CarriedState, agree, drop_older, resume, store_state, sweep
+from train_loops.engine.state_sizes import has_own_weights
 from train_loops.estimators import TEAM_LEARNER
 from train_loops.signal.team_signal import LOG_RATIOS_FILE, read_team_signal
 from train_loops.train_job import TrainFailure, TrainJob, train_parts
@@ -242,7 +243,7 @@ class Worker:
             self._state,
             job=job,
             run_folder=self._run_folder,
-            has_own_weights=not _is_exact(job, store),
+            has_own_weights=has_own_weights(job.train),
         )
         learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
         ref = self._commit(job, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
@@ -327,14 +328,6 @@ def _note(job: TrainJob, learned: Learned, *, lost: Sequence[str]) -> str:
     if not learned.metrics["train/trained_rows"]:
         note = f"critic alone{rows}{sampler} (its warm-up, or no advantages): the policy is its parent's"
     return note + (f"; {' and '.join(lost)} started afresh" if lost else "")
-
-
-def _is_exact(job: TrainJob, store: WeightStore) -> bool:
-    """Says whether the job's version will hold the very numbers that are trained: float32, and all of them."""
-    assert job.parent is not None
-    parent = store.manifest(job.parent)
-    is_float32 = all(dtype == "F32" for dtype, _ in parent.tensors.values())
-    return is_float32 and parent.base is None and not job.train.deepspeed.bf16
 
 
 def _stored_answer(store: WeightStore, job: TrainJob) -> TrainAnswer | None:
