@@ -8,6 +8,7 @@ would take as long as writing it.
 
 from __future__ import annotations
 
+import glob
 import re
 import shutil
 import tempfile
@@ -18,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stores.files import is_uri, list_files, remove_folder
+from stores.files import is_uri, list_files, open_filesystem, read_file, remove_folder
 from stores.weights.manifest import refuse_not_finite
 from train_loops.config import LossConfig
 from train_loops.train_job import TrainJob
@@ -95,13 +96,16 @@ def resume(uri: str, models: Models, *, state: CarriedState, loss: LossConfig) -
     Raises ValueError where a file is damaged.
     """
     import ray.train
+    from pyarrow.fs import LocalFileSystem
 
     if not uri:
         return state, []
     lost = ["optimizer", *(["critic"] if models.critic is not None else [])]
-    checkpoint = ray.train.Checkpoint(uri)
-    files: Any = checkpoint.filesystem
-    if not files.get_file_info(f"{checkpoint.path}/policy.json").is_file:
+    filesystem, path = open_filesystem(
+        uri
+    )  # Ray would read it as a URI, in which names may not hold a blank or an umlaut
+    checkpoint = ray.train.Checkpoint(path, filesystem=filesystem or LocalFileSystem())
+    if read_file(f"{uri}/policy.json") is None:
         return state, lost
     with checkpoint.as_directory() as folder, _saying_what_to_do(uri):
         if models.policy.fits(folder, tag="policy"):
@@ -136,7 +140,7 @@ def sweep(run_folder: str, job: TrainJob) -> None:
     import torch.distributed as dist
 
     if dist.get_rank() == 0 and not is_uri(run_folder):
-        for leftover in Path(run_folder).glob(f"{job.model_group}-v{job.version}-*/*"):
+        for leftover in Path(run_folder).glob(f"{glob.escape(job.model_group)}-v{job.version}-*/*"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
