@@ -514,8 +514,9 @@ class TinyModelConfig(Settings):
     """The width of one attention head: an even number, since positions turn pairs of its numbers."""
     max_position: int = Field(512, ge=1)
     """The longest context in tokens. `serve.max_model_len` is at most this."""
-    vocab_size: int = 512
-    """The upper bound of the vocabulary of the tokenizer that is trained on the demonstrations."""
+    vocab_size: int = Field(512, ge=300)
+    """The upper bound of the vocabulary of the tokenizer that is trained on the demonstrations. 300 tokens are for bytes and the
+    shortest pieces of words; XML-like tags of the demonstrations that have no room beside them come on top."""
 
     @model_validator(mode="after")
     def _heads_share_keys(self) -> Self:

@@ -148,6 +148,7 @@ def test_versions_hold_the_model_alone_whatever_else_lies_in_its_folder(tiny_mod
         ({"num_heads": 0}, "num_heads\n.*greater than or equal to 1"),
         ({"num_layers": 0}, "num_layers\n.*greater than or equal to 1"),
         ({"head_dim": 33}, "head_dim\n.*multiple of 2"),
+        ({"vocab_size": 280}, "vocab_size\n.*greater than or equal to 300"),
     ],
 )
 def test_a_shape_that_no_model_has_is_refused_when_the_config_is_read(changes: dict[str, int], message: str) -> None:
