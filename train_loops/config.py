@@ -332,7 +332,9 @@ class LoraConfig(Settings):
     serves."""
     alpha: float = Field(16.0, gt=0)
     """The scale of the adapter: its output is multiplied by alpha / rank."""
-    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    target_modules: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), min_length=1
+    )
     """The names of the linear layers that the adapter changes."""
 
 
@@ -498,22 +500,31 @@ class TinyModelConfig(Settings):
 
     architecture: Literal["qwen3", "llama"] = Field("qwen3", json_schema_extra=IDENTITY_IF_CHANGED)
     """The model family, as transformers and vLLM know it."""
-    hidden_size: int = 128
+    hidden_size: int = Field(128, ge=1)
     """The width of the residual stream."""
-    intermediate_size: int = 384
+    intermediate_size: int = Field(384, ge=1)
     """The width of the hidden layer of each feed-forward block."""
-    num_layers: int = 3
+    num_layers: int = Field(3, ge=1)
     """The number of transformer layers."""
-    num_heads: int = 4
+    num_heads: int = Field(4, ge=1)
     """The number of attention heads for queries."""
-    num_kv_heads: int = 2
+    num_kv_heads: int = Field(2, ge=1)
     """The number of attention heads for keys and values; it divides `num_heads`."""
-    head_dim: int = 32
-    """The width of one attention head."""
-    max_position: int = 512
+    head_dim: int = Field(32, ge=2, multiple_of=2)
+    """The width of one attention head: an even number, since positions turn pairs of its numbers."""
+    max_position: int = Field(512, ge=1)
     """The longest context in tokens. `serve.max_model_len` is at most this."""
-    vocab_size: int = 512
-    """The upper bound of the vocabulary of the tokenizer that is trained on the demonstrations."""
+    vocab_size: int = Field(512, ge=300)
+    """The upper bound of the vocabulary of the tokenizer that is trained on the demonstrations. 300 tokens are for bytes and the
+    shortest pieces of words; XML-like tags of the demonstrations that have no room beside them come on top."""
+
+    @model_validator(mode="after")
+    def _heads_share_keys(self) -> Self:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads = {self.num_kv_heads} does not divide num_heads = {self.num_heads}: lower it"
+            )
+        return self
 
 
 class ChosenTracesConfig(Settings):

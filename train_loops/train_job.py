@@ -43,6 +43,8 @@ class TrainJob:
     """The version of this model group that sampled the episodes; None: the parent, or a policy whose weights are not here."""
     is_foreign: bool = False
     """Whether another run's policies sampled the episodes."""
+    champion: int | None = None
+    """The version that training goes back to after a rejection; None: to none. Its checkpoint stays."""
     leaves_gpu: bool = False
     """Whether the trainer gives its GPU up after the job: an engine that serves has it then (`pool: shared`)."""
     log: Mapping[str, Any] = field(default_factory=dict)

@@ -448,9 +448,9 @@ class PromoteConfig(Settings):
     """Whether every newly trained model group also plays with the champion's other groups, so that only the groups that
     help are promoted."""
     on_reject: Literal["continue", "champion"] = "continue"
-    """What the next iteration trains from after a rejection: the newest versions, or those of the champion. The last two
-    checkpoints are kept: after two rejections in a row `champion` goes on with its weights, but optimizer and critic start
-    afresh (metric `train/is_state_lost`)."""
+    """What the next iteration trains from after a rejection: the newest versions, or those of the champion, whose
+    checkpoint is kept for that beside the last two. After a rollback to an older team it may be gone: its weights go on, but
+    optimizer and critic start afresh (metric `train/is_state_lost`)."""
     on_failed_group: Literal["fail", "keep_parent"] = Field("fail", json_schema_extra=IDENTITY_IF_CHANGED)
     """What happens when the training of a model group fails for good (diverged, out of memory). `fail`: its stage fails and
     with it the iteration, until it is repeated. `keep_parent`: the group keeps its parent version, which is shown wherever

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipelines.cluster.faults import FaultKind, diagnose
+from pipelines.run.champions import champion_version
 from pipelines.run.cpu_threads import trainer_threads
 from pipelines.run.iteration import Iteration
 from pipelines.run.run import Run
@@ -139,6 +140,7 @@ def make_train_job(
         team, updated: see `TrainJob`.
     """
     number, collected = iteration.number, iteration.collected
+    goes_back = run.config.promote.on_reject == "champion" and not is_team and champion_version(run) is not None
     is_foreign = iteration.source is not None
     sampled_by = None if is_foreign else collected.policy_versions.get(model_group)
     return TrainJob(
@@ -150,6 +152,7 @@ def make_train_job(
         parent=parent,
         sampled_by=sampled_by,
         is_foreign=is_foreign,
+        champion=run.champion()[model_group].version if goes_back else None,
         version=number,
         traces=collected.traces,
         rewards=iteration.scored.rewards,

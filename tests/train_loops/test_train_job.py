@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from stores.types import ModelVersionRef, Purpose, RewardsRef, TracesRef
 from train_loops.config import TrainConfig
 from train_loops.train_job import TrainJob, train_parts
+from train_loops.worker.trainer import _note
 
 pytestmark = pytest.mark.fast
 
@@ -60,3 +62,18 @@ def test_each_part_begins_where_the_one_before_ended() -> None:
     ends = {"load": 101.0, "read": 101.5, "learn": 109.0}
     assert train_parts(100.0, ends) == {"load": (100.0, 101.0), "read": (101.0, 101.5), "learn": (101.5, 109.0)}
     assert list(train_parts(100.0, ends | {"store": 110.0})) == ["load", "read", "learn", "store"]
+
+
+@pytest.mark.parametrize(
+    ("trained_rows", "note"),
+    [
+        (8.0, "dr_mas on 8 rows; critic started afresh"),
+        (
+            0.0,
+            "critic alone on 8 rows (its warm-up, or no advantages): the policy is its parent's; critic started afresh",
+        ),
+    ],
+)
+def test_a_version_says_whether_its_policy_was_trained(trained_rows: float, note: str) -> None:
+    learned: Any = SimpleNamespace(metrics={"train/rows": 8.0, "train/trained_rows": trained_rows})
+    assert _note(train_job(), learned, lost=["critic"]) == note

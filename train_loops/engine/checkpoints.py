@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stores.files import naming_file
+from stores.files import naming_file, read_json_object
+from stores.weights.manifest import read_safetensors_header
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 DTYPES = {
@@ -156,18 +157,17 @@ def load_checkpoint(partitions: Partitions, folder: str | Path, *, tag: str) -> 
 
     Weights that it left out stay as they are.
 
-    Raises ValueError where it is missing or of a model with other parameters.
+    Raises ValueError where it is missing, damaged or of a model with other parameters.
     """
     from safetensors import safe_open
 
     folder = Path(folder)
     if not has_checkpoint(folder, tag=tag):
         raise ValueError(f"{folder} holds no checkpoint of {tag!r}")
-    about = json.loads((folder / f"{tag}.json").read_text())
+    about, stored = read_json_object(folder / f"{tag}.json"), _shapes(folder, tag)
+    if fault := _misfit(partitions.shapes(), stored):
+        raise ValueError(f"checkpoint {folder / tag} is of another model: {fault}")
     with safe_open(folder / f"{tag}.safetensors", framework="pt") as file:
-        stored = _shapes(file)
-        if fault := _misfit(partitions.shapes(), stored):
-            raise ValueError(f"checkpoint {folder / tag} is of another model: {fault}")
         if about["num_steps"]:
             partitions.begin(about["num_steps"])
         for name in partitions.shapes():
@@ -184,17 +184,12 @@ def has_checkpoint(folder: str | Path, *, tag: str) -> bool:
 
 
 def fits(partitions: Partitions, folder: str | Path, *, tag: str) -> bool:
-    """Says whether `folder` holds a checkpoint of `tag` that is of the same parameters."""
-    from safetensors import safe_open
-
-    if not has_checkpoint(folder, tag=tag):
-        return False
-    with safe_open(Path(folder) / f"{tag}.safetensors", framework="pt") as file:
-        return not _misfit(partitions.shapes(), _shapes(file))
+    """Says whether `folder` holds a checkpoint of `tag` that is of the same parameters; ValueError names a file that is cut."""
+    return has_checkpoint(folder, tag=tag) and not _misfit(partitions.shapes(), _shapes(folder, tag))
 
 
-def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # not a mapping
+def _shapes(folder: str | Path, tag: str) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, (_, shape) in read_safetensors_header(Path(folder) / f"{tag}.safetensors").items()}
 
 
 def _misfit(shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, tuple[int, ...]]) -> str:

@@ -8,17 +8,18 @@ would take as long as writing it.
 
 from __future__ import annotations
 
+import glob
 import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stores.files import is_uri, list_files, remove_folder
+from stores.files import is_uri, list_files, open_filesystem, read_file, remove_folder
 from stores.weights.manifest import refuse_not_finite
 from train_loops.config import LossConfig
 from train_loops.train_job import TrainJob
@@ -91,17 +92,22 @@ def resume(uri: str, models: Models, *, state: CarriedState, loss: LossConfig) -
 
     Returns:
         The state, and the parts that start afresh, because they were deleted or are of another model: `optimizer`, `critic`.
+
+    Raises ValueError where a file is damaged.
     """
     import ray.train
+    from pyarrow.fs import LocalFileSystem
 
     if not uri:
         return state, []
     lost = ["optimizer", *(["critic"] if models.critic is not None else [])]
-    checkpoint = ray.train.Checkpoint(uri)
-    files: Any = checkpoint.filesystem
-    if not files.get_file_info(f"{checkpoint.path}/policy.json").is_file:
+    filesystem, path = open_filesystem(
+        uri
+    )  # Ray would read it as a URI, in which names may not hold a blank or an umlaut
+    checkpoint = ray.train.Checkpoint(path, filesystem=filesystem or LocalFileSystem())
+    if read_file(f"{uri}/policy.json") is None:
         return state, lost
-    with checkpoint.as_directory() as folder:
+    with checkpoint.as_directory() as folder, _saying_what_to_do(uri):
         if models.policy.fits(folder, tag="policy"):
             state = state.resumed(models.policy.load(folder, tag="policy"), loss)
             lost.remove("optimizer")
@@ -114,6 +120,18 @@ def resume(uri: str, models: Models, *, state: CarriedState, loss: LossConfig) -
     return state, lost
 
 
+@contextmanager
+def _saying_what_to_do(uri: str) -> Iterator[None]:
+    """Makes the error of a checkpoint that is damaged, as after a power cut, say where it lies and how training goes on."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(
+            f"checkpoint {uri} cannot be resumed: {error}. Copy it again from where it was kept, or empty its folder: then training goes "
+            "on with an optimizer, and a critic, that start afresh"
+        ) from error
+
+
 def sweep(run_folder: str, job: TrainJob) -> None:
     """Empties the folders that killed tries left of a version that was never committed, if the run lies on a disk.
 
@@ -122,15 +140,15 @@ def sweep(run_folder: str, job: TrainJob) -> None:
     import torch.distributed as dist
 
     if dist.get_rank() == 0 and not is_uri(run_folder):
-        for leftover in Path(run_folder).glob(f"{job.model_group}-v{job.version}-*/*"):
+        for leftover in Path(run_folder).glob(f"{glob.escape(job.model_group)}-v{job.version}-*/*"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
-def drop_older(run_folder: str, model_group: str, *, parent: int) -> None:
-    """Empties the checkpoints of all but the last two versions and the one that the last was trained from, once that is committed.
+def drop_older(run_folder: str, model_group: str, *, needed: Collection[int | None]) -> None:
+    """Empties the checkpoints of all but the last two versions and the needed ones, once a version is committed.
 
-    A stage that is repeated needs the parent's, and so do all to come while it is the champion that rejections go back to
-    (`on_reject: champion`).
+    Args: needed: the version that the last was trained from, since a stage that is repeated needs its checkpoint, and the champion
+        that rejections go back to.
     """
     import torch.distributed as dist
 
@@ -139,7 +157,7 @@ def drop_older(run_folder: str, model_group: str, *, parent: int) -> None:
     name_form = re.compile(rf"{re.escape(model_group)}-v(\d+)-[0-9a-f]{{8}}")
     names = {file.name.partition("/")[0] for file in list_files(run_folder)}
     versions = {name: int(found[1]) for name in names if (found := name_form.fullmatch(name))}
-    kept = {*sorted(set(versions.values()))[-2:], parent}
+    kept = {*sorted(set(versions.values()))[-2:], *needed}
     for name, version in versions.items():
         if version not in kept:
             # The folder stays: Ray Train may know it, and fails where it is gone.

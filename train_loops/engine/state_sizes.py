@@ -17,7 +17,12 @@ def version_bytes(train: TrainConfig, num_trained: int) -> int:
     return num_trained * (BF16_BYTES if train.deepspeed.bf16 and train.lora is None else WEIGHT_BYTES)
 
 
+def has_own_weights(train: TrainConfig) -> bool:
+    """Says whether a checkpoint holds the policy's weights: the version, in the trainer's dtype or of an adapter, holds others or not all."""
+    return train.deepspeed.bf16 or train.lora is not None
+
+
 def checkpoint_bytes(train: TrainConfig, num_trained: int, num_critic: int = 0) -> int:
     """Returns the size of a checkpoint. Args: num_critic: parameters of a critic that is trained beside the policy."""
-    has_weights = train.deepspeed.bf16 or train.lora is not None
-    return (MOMENTS_BYTES + WEIGHT_BYTES * has_weights) * num_trained + (MOMENTS_BYTES + WEIGHT_BYTES) * num_critic
+    policy_bytes = MOMENTS_BYTES + WEIGHT_BYTES * has_own_weights(train)
+    return policy_bytes * num_trained + (MOMENTS_BYTES + WEIGHT_BYTES) * num_critic

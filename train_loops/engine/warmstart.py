@@ -7,6 +7,9 @@ One process and plain PyTorch: at this size DeepSpeed would add seconds of start
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -40,6 +43,10 @@ BUCKET_BATCHES = 16
 """Rows are sorted by length among this many batches: little padding, and batches still differ in content."""
 NUM_CHECKED = 4
 """Demonstrations whose logprobs are compared before a model learns."""
+CHAT_TEMPLATES = "additional_chat_templates"
+"""The only folder in a model's folder that transformers reads."""
+OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "*.onnx*", "*.tflite", "*.gguf")
+"""Weights for other libraries, and the states of optimizers."""
 MAX_DIFFERENCE = 1e-3
 """Nats between two float32 computations of one logprob. Both run over the same tokens on one machine, so that only the
 order of their sums differs."""
@@ -139,7 +146,7 @@ def adopt(
     sequences: Sequence[Sequence[int]] | None = None,
     note: str = "",
 ) -> ModelVersionRef:
-    """Commits an existing folder in Hugging Face layout as version 0 of `model_group`.
+    """Commits an existing folder in Hugging Face layout as version 0 of `model_group`, without `_what_no_version_needs`.
 
     Args:
         sequences: token ids by which the version is recognised after a weight sync; None takes a plain text.
@@ -175,16 +182,29 @@ def adopt(
     probe = make_probe(model, sequences if sequences is not None else probe_sequences(path))
     del model
     _check_training(path, probe)
-    return store.commit(
-        path,
-        model_group=model_group,
-        version=0,
-        parent=None,
-        run_id=run_id,
-        iteration=0,
-        probe=probe,
-        note=note or f"adopted from {path.name}",
-    )
+    with tempfile.TemporaryDirectory(prefix="troupe-adopt-") as links:
+        shutil.copytree(
+            path.resolve(), links, ignore=_what_no_version_needs, copy_function=os.symlink, dirs_exist_ok=True
+        )
+        return store.commit(
+            links,
+            model_group=model_group,
+            version=0,
+            parent=None,
+            run_id=run_id,
+            iteration=0,
+            probe=probe,
+            note=note or f"adopted from {path.name}",
+        )
+
+
+def _what_no_version_needs(folder: str, names: list[str]) -> set[str]:
+    """Names what is no part of a model in its folder: a clone's `.git`, the same weights for other libraries, a training's checkpoints.
+
+    All versions to come would hold a copy of it.
+    """
+    folders = {name for name in names if name != CHAT_TEMPLATES and Path(folder, name).is_dir()}
+    return folders | shutil.ignore_patterns(*OTHER_WEIGHTS)(folder, names)
 
 
 def make_probe(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Probe:

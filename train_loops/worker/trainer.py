@@ -40,6 +40,7 @@ from stores.weights.manifest import Probe, whole_model
 from stores.weights.store import WeightStore
 from train_loops.config import TrainConfig
 from train_loops.engine.run_checkpoints import CarriedState, agree, drop_older, resume, store_state, sweep
+from train_loops.engine.state_sizes import has_own_weights
 from train_loops.estimators import TEAM_LEARNER
 from train_loops.signal.team_signal import LOG_RATIOS_FILE, read_team_signal
 from train_loops.train_job import TrainFailure, TrainJob, train_parts
@@ -153,7 +154,7 @@ class Worker:
         if learned.reason:
             logger.info("keeps version %d: %s", parent.version, learned.reason)
             return _answer(None, learned, parts=train_parts(began, ends))
-        note = _note(job, learned, trains_policy=trains_policy, lost=self._lost)
+        note = _note(job, learned, lost=self._lost)
         self._held = self._store(job, store, parent_folder, learned=learned, note=note)
         self._lost = []
         logger.info(
@@ -242,12 +243,12 @@ class Worker:
             self._state,
             job=job,
             run_folder=self._run_folder,
-            has_own_weights=not _is_exact(job, store),
+            has_own_weights=has_own_weights(job.train),
         )
         learned.metrics["train/checkpoint_s"] = time.perf_counter() - begun
         ref = self._commit(job, store, parent_folder, checkpoint=checkpoint, learned=learned, note=note)
         learned.metrics["train/commit_s"] = time.perf_counter() - begun
-        drop_older(self._run_folder, job.model_group, parent=job.parent.version)
+        drop_older(self._run_folder, job.model_group, needed={job.parent.version, job.champion})
         return ref
 
     def _hold(self, job: TrainJob, parent: ModelVersionRef, store: WeightStore) -> None:
@@ -268,8 +269,8 @@ class Worker:
         self._state, self._lost = resume(checkpoint, self._models, state=self._state, loss=job.train.loss)
         if self._lost:
             logger.warning(
-                "version %d is trained on, but its %s started afresh: checkpoint %s is gone (only those of the last two versions and of their parent stay) or "
-                "of another model",
+                "version %d is trained on, but its %s started afresh: checkpoint %s is gone (only those of the last two versions, of their parent and of "
+                "the champion that rejections go back to stay) or of another model",
                 parent.version,
                 " and ".join(self._lost),
                 checkpoint,
@@ -319,22 +320,14 @@ class Worker:
         return agree(ref)
 
 
-def _note(job: TrainJob, learned: Learned, *, trains_policy: bool, lost: Sequence[str]) -> str:
+def _note(job: TrainJob, learned: Learned, *, lost: Sequence[str]) -> str:
     """Returns what the manifest of the job's version says about how it was made."""
     rows = f" on {int(learned.metrics['train/rows'])} rows"
     sampler = "" if job.sampled_by in (None, job.parent_version) else f" sampled by v{job.sampled_by}"
     note = f"{job.train.algorithm}{rows}{sampler}"
-    if not trains_policy:
-        note = f"critic warm-up{rows + sampler if sampler else ''}: the policy is its parent's"
+    if not learned.metrics["train/trained_rows"]:
+        note = f"critic alone{rows}{sampler} (its warm-up, or no advantages): the policy is its parent's"
     return note + (f"; {' and '.join(lost)} started afresh" if lost else "")
-
-
-def _is_exact(job: TrainJob, store: WeightStore) -> bool:
-    """Says whether the job's version will hold the very numbers that are trained: float32, and all of them."""
-    assert job.parent is not None
-    parent = store.manifest(job.parent)
-    is_float32 = all(dtype == "F32" for dtype, _ in parent.tensors.values())
-    return is_float32 and parent.base is None and not job.train.deepspeed.bf16
 
 
 def _stored_answer(store: WeightStore, job: TrainJob) -> TrainAnswer | None:

@@ -56,7 +56,9 @@ def disk_needs(run: Run) -> list[DiskNeed]:
         all_versions = existing + num_to_come * version
         needed = min(all_versions, (num_kept + released) * version)
         versions += (all_versions if limit is None else max(needed, min(all_versions, int(limit * 1e9)))) - existing
-        own_critic = num_trained * (train.has_critic and train.critic.kind == "own")
+        whole = manifest if manifest.base is None else read_manifest(manifest.base)  # what a critic is made of
+        num_parameters = sum(prod(shape) for _, shape in whole.tensors.values())
+        own_critic = num_parameters * (train.has_critic and train.critic.kind == "own")
         each = checkpoint_bytes(train, num_trained, own_critic)
         num_checkpoints = KEPT_CHECKPOINTS + (run.config.promote.on_reject == "champion")
         checkpoints += min(run.config.iterations, num_checkpoints) * each

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from stage_records import evaluated, finish, team_score, trained
+from stage_records import collected, evaluated, finish, model_ref, scored, team_score, trained
 from typer.testing import CliRunner
 
 from pipelines.cli import service
@@ -21,9 +21,11 @@ from pipelines.config.run_config import load_config
 from pipelines.release import by_hand, production, traffic
 from pipelines.release.production import move_champion
 from pipelines.run.champions import champion_version, followed, history, set_champion
-from pipelines.run.run import Run
+from pipelines.run.run import Run, plain
 from pipelines.stages import promote as promotion
 from pipelines.stages.steps import run_stage
+from pipelines.stages.train import make_train_job
+from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Evaluated
 from stores.registry.registry import CHAMPION, PREVIOUS
 from stores.registry.team import Team
@@ -332,3 +334,17 @@ def test_a_promotion_whose_weights_the_idle_set_refuses_fails_its_stage_and_the_
     with pytest.raises(ValueError, match="is missing"):
         move_champion(run, 2, registry.teams[2], reason="test")
     assert registry.aliases == {CHAMPION: 1} and champion_version(run) == 1
+
+
+@pytest.mark.parametrize(("on_reject", "champion"), [("champion", 2), ("continue", None)])
+def test_a_train_job_names_the_champion_that_rejections_go_back_to(
+    tmp_path: Path, on_reject: str, champion: int | None
+) -> None:
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path), "promote.on_reject": on_reject}))
+    iteration: Any = SimpleNamespace(number=4, source=None, collected=collected(), scored=scored())
+    parent = model_ref(GROUP, 3)
+    assert make_train_job(run, iteration, GROUP, parent=parent).champion is None, "before there is one"
+    models = {GROUP: plain(model_ref(GROUP, 2))}
+    run.journal.put_value(run.run_id, RunValue.CHAMPION, {"team_version": 1, "models": models})
+    assert make_train_job(run, iteration, GROUP, parent=parent).champion == champion
+    assert make_train_job(run, iteration, "team", parent=parent, is_team=True).champion is None

@@ -228,6 +228,7 @@ def test_the_base_in_the_store_stays_as_it_is(tiny_model: Path, tmp_path: Path) 
         ({"rank": 33}, r"rank = 33 is above the smaller dimension of k_proj \(32\): take at most 32"),
         ({"target_modules": ("q_proj", "k_porj")}, "no linear layer 'k_porj': did you mean 'k_proj'"),
         ({"target_modules": ("lm_head",)}, "'lm_head' is the output head"),
+        ({"target_modules": ()}, r"target_modules\n.*at least 1 item"),
     ],
 )
 def test_a_rank_or_a_layer_that_cannot_be_is_refused_with_the_nearest_that_works(

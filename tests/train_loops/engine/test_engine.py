@@ -16,12 +16,13 @@ from stored_head import with_stored_head
 from synthetic_engine import OPTIMIZER, batches, train, weights
 
 from stores.weights.manifest import read_safetensors_header
-from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig
+from train_loops.config import CriticConfig, DeepSpeedConfig, OptimizerConfig, TrainConfig
 from train_loops.engine.critic import value_head
 from train_loops.engine.deepspeed_engine import Engine, load_critic, load_policy
 from train_loops.engine.export import export_weights
 from train_loops.engine.logprobs import completion_logprobs
 from train_loops.engine.run_checkpoints import EXPORTED
+from train_loops.engine.state_sizes import has_own_weights
 
 pytestmark = [pytest.mark.test, pytest.mark.usefixtures("one_worker")]
 
@@ -64,16 +65,18 @@ def test_a_checkpoint_continues_as_if_nothing_had_happened(
     assert torch.equal(weights(first), weights(second))
 
 
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stage", [0, ZERO_3])
-def test_a_checkpoint_without_the_weights_that_the_version_holds_continues_as_well(
-    tiny_model: Path, tmp_path: Path, stage: int
+def test_a_checkpoint_without_the_weights_that_the_version_holds_continues_as_well_whatever_its_parent_is_stored_in(
+    tiny_model: Path, tmp_path: Path, stage: int, stored: str
 ) -> None:
-    config = DeepSpeedConfig(zero_stage=stage)
-    first = Engine(load_policy(tiny_model, config), optimizer=OPTIMIZER, config=config)
+    config, parent = DeepSpeedConfig(zero_stage=stage), in_dtype(tiny_model, tmp_path / "v0", stored)
+    assert not has_own_weights(TrainConfig(deepspeed=config))
+    first = Engine(load_policy(parent, config), optimizer=OPTIMIZER, config=config)
     train(first, 2)
     first.save(tmp_path, tag="whole", state={})
     first.save(tmp_path, tag="moments", state={"version": 7}, but=EXPORTED)
-    version = export_weights(first, parent=tiny_model, out=tmp_path / "v1")
+    version = export_weights(first, parent=parent, out=tmp_path / "v1")
     expected = train(first, 2)
     whole, moments = (load_file(tmp_path / f"{tag}.safetensors") for tag in ("whole", "moments"))
     assert len(moments) * 3 == len(whole) * 2 and not any(name.startswith("master.") for name in moments)

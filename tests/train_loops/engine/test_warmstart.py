@@ -119,6 +119,43 @@ def test_an_adopted_folder_is_version_0_with_a_probe_that_recognises_it(tiny_mod
     assert adopt(tiny_model, store=store, model_group="shared", run_id="run") == ref
 
 
+def test_versions_hold_the_model_alone_whatever_else_lies_in_its_folder(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "clone")
+    others = (
+        ".git/lfs/objects/ab/cd",
+        "onnx/model.onnx",
+        "checkpoint-500/model.safetensors",
+        "optimizer.pt",
+        "tf_model.h5",
+    )
+    for name in (*others, "additional_chat_templates/tools.jinja", "LICENSE"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    shutil.copyfile(folder / "model.safetensors", folder / "checkpoint-500" / "model.safetensors")
+    (tmp_path / "link").symlink_to(folder)  # as Hugging Face's cache holds models
+    store = WeightStore(str(tmp_path / "weights"))
+    ref = adopt(tmp_path / "link", store=store, model_group="shared", run_id="run")
+    kept = {path.name for path in tiny_model.iterdir()} | {"additional_chat_templates/tools.jinja", "LICENSE"}
+    assert set(store.manifest(ref).files) == kept
+    store.verify(ref)
+    assert not any(path.is_symlink() for path in store.fetch(ref).rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 4, "num_kv_heads": 3}, "num_kv_heads = 3 does not divide num_heads = 4"),
+        ({"num_heads": 0}, "num_heads\n.*greater than or equal to 1"),
+        ({"num_layers": 0}, "num_layers\n.*greater than or equal to 1"),
+        ({"head_dim": 33}, "head_dim\n.*multiple of 2"),
+        ({"vocab_size": 280}, "vocab_size\n.*greater than or equal to 300"),
+    ],
+)
+def test_a_shape_that_no_model_has_is_refused_when_the_config_is_read(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TinyModelConfig(**changes)
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [("config.json", "config.json"), ("tokenizer*", "a tokenizer"), ("*.safetensors", "safetensors")],

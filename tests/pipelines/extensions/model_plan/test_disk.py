@@ -59,6 +59,15 @@ def test_a_run_of_a_model_of_135_million_parameters_keeps_little(run_of: Any) ->
     assert need.needed_bytes == (2 * 540 + 1080) * MILLION
 
 
+def test_a_critic_of_an_adapters_group_is_as_large_as_the_base(run_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = SimpleNamespace(size_bytes=540 * MILLION, tensors={"w": ("F32", (135, MILLION))}, base=None)
+    adapter = SimpleNamespace(size_bytes=4 * MILLION, tensors={"a": ("F32", (MILLION,))}, base="base")
+    run = run_of(**{"model_groups.team.base": "shared", "train.lora": {"rank": 8}, "train.algorithm": "ppo"})
+    monkeypatch.setattr(disk, "read_manifest", lambda ref: large if ref == "base" else adapter)
+    (need,) = disk_needs(run)
+    assert need.needed_bytes == (11 * 4 + 2 * (12 + 12 * 135)) * MILLION
+
+
 def test_what_is_written_already_is_not_needed_again(run_of: Any) -> None:
     run = run_of()
     (before,) = disk_needs(run)
