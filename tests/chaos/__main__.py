@@ -21,7 +21,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -172,7 +172,7 @@ def play_round(
             for cell in cells:
                 struck = struck_by[cell.name]
                 cell.checks |= checks.faults(scene.run, iteration, struck.before, served=served, keys=keys)
-                cell.checks["nothing left behind"] = _left_behind(struck.dependants)
+                cell.checks["nothing left behind"] = struck.left_behind
     except AssertionError as error:
         for cell in cells:
             cell.error = cell.error or str(error)
@@ -186,8 +186,8 @@ class Struck:
     """What a kill is judged by."""
 
     before: checks.Look
-    dependants: list[psutil.Process]
-    """What was killed and all that hung on it."""
+    left_behind: str
+    """Which of what was killed, or hung on it, was still there when the stage had ended; empty: nothing."""
 
 
 def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float) -> Struck | None:
@@ -206,10 +206,10 @@ def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float)
     if began_at == "over":
         return None
     due = began_at + cell.share * (usual_s + door.more_s)
-    is_node, is_empty = victim.name == "node", stage == "collect"
+    is_node, is_empty = victim.loses_node, stage == "collect"
     targets: list[psutil.Process] = []
     while not (targets or is_node) or time.time() < due or is_empty:
-        targets = targets or ([] if is_node else _targets(scene, door, victim, stage))
+        targets = targets or ([] if is_node else _targets(scene, door, victim))
         is_empty = is_empty and not checks.has_episodes(run, cell.iteration)
         door.look()
         if door.settled_at(run, stage):
@@ -217,7 +217,8 @@ def strike(scene: Scene, door: Door, victim: Victim, cell: Cell, usual_s: float)
         time.sleep(0.005)
     node = scene.world.busiest(stage) if is_node else ""
     if is_node:
-        targets = victims.tree(scene.world.cluster.nodes[node].process.pid)
+        top = scene.world.cluster.nodes[node].process.pid
+        targets = victims.tree(top) if victim.name == "node" else victims.find(victims.RAYLET, [top])
     cell.after_s = time.time() - began_at
     return _kill_and_wait(scene, door, victim, cell, targets, node)
 
@@ -266,28 +267,28 @@ def _kill_and_wait(
         timeout_s=STAGE_TIMEOUT_S,
         pause_s=door.pause_s,
     )
+    lives_on = victim.door == "airflow" or victim.blow in ("SIGSTOP", "full disk")
+    left = "" if lives_on else _left_behind(dependants)
     if victim.loses_node:
+        if victim.title == victims.RAYLET:
+            scene.world.lose(node)
         scene.world.begin_to_complete()
     cell.seconds = max(0.0, ended_at - killed_at)
     cell.num_kept = len(before.episodes)
     cell.recovered_by, cell.num_restarts = door.recovered_by(victim, stage)
-    lives_on = victim.door == "airflow" or victim.blow in ("SIGSTOP", "full disk")
-    return Struck(before=before, dependants=[] if lives_on else list(dependants))
+    return Struck(before=before, left_behind=left)
 
 
-def _left_behind(dependants: Sequence[psutil.Process]) -> str:
+def _left_behind(dependants: Iterable[psutil.Process]) -> str:
     left = victims.survivors(dependants, GONE_S)
     shown = [victims.title(process)[:80] for process in left]
     victims.kill(left)
     return f"still there after {GONE_S:g} s: {shown}" if left else ""
 
 
-def _targets(scene: Scene, door: Door, victim: Victim, stage: str) -> list[psutil.Process]:
+def _targets(scene: Scene, door: Door, victim: Victim) -> list[psutil.Process]:
     if victim.name == "cluster":
         return [p for pid in scene.world.pids() for p in victims.tree(pid)]
-    if victim.title == victims.RAYLET:
-        node = scene.world.cluster.nodes[scene.world.busiest(stage)]
-        return victims.find(victims.RAYLET, [node.process.pid])
     found = door.targets(victim)
     return found[:1] if victim.name in ("collector", "trainer worker, frozen") else found
 

@@ -87,9 +87,6 @@ class World:
         self._complete()
 
     def _complete(self) -> None:
-        for name, node in list(self.cluster.nodes.items()):
-            if node.process.poll() is not None:  # its raylet is gone, and so is all below it
-                self.cluster.lose(name)
         while len(self.cluster.nodes) < len(NODES):
             self._num_fresh += 1
             self.cluster.add(f"fresh{self._num_fresh}", num_cpus=NODES["one"])
