@@ -99,7 +99,7 @@ def _compare(name: str, new: list[float], old: list[float], margin: float, z: fl
         return None
     figure = FIGURES[name]
     if figure.compared_by == "ratio":
-        mean, spread = _log_ratio(new, old)
+        mean, spread = _log_ratio(new, old, least=figure.least)
         if math.isnan(mean):
             return None
         low, high, centre = math.exp(mean - z * spread), math.exp(mean + z * spread), math.exp(mean)
@@ -110,12 +110,16 @@ def _compare(name: str, new: list[float], old: list[float], margin: float, z: fl
     return Compared(name=name, mean=centre, low=low, high=high, limit=limit, state=figure.state(low, high, limit))
 
 
-def _log_ratio(new: list[float], old: list[float]) -> tuple[float, float]:
-    """Returns the log of the ratio of means and its standard error; NaN where a mean is not positive."""
+def _log_ratio(new: list[float], old: list[float], *, least: float) -> tuple[float, float]:
+    """Returns the log of the ratio of means and its standard error; NaN where a mean is not positive.
+
+    Args: least: a mean of the old team's below it counts as this, with the same difference.
+    """
     means = [side[1] / side[0] for side in (new, old)]
+    variances = [max(0.0, side[2] / side[0] - mean**2) / side[0] for side, mean in zip((new, old), means, strict=True)]
+    means = [mean + max(0.0, least - means[1]) for mean in means]
     if min(means) <= 0:
         return math.nan, math.nan
-    variances = [max(0.0, side[2] / side[0] - mean**2) / side[0] for side, mean in zip((new, old), means, strict=True)]
     return math.log(means[0] / means[1]), math.sqrt(sum(v / m**2 for v, m in zip(variances, means, strict=True)))
 
 

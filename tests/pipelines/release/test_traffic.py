@@ -71,6 +71,18 @@ def test_a_team_that_is_clearly_worse_is_found_within_a_hundred_answers(worse: d
     assert figure in str(one) and "at most" in str(one)
 
 
+def test_twice_next_to_nothing_is_no_change_and_much_after_nothing_is_one() -> None:
+    def sums(tokens: float, seconds: float) -> Sums:
+        values = {"failure_share": 0.0, "completion_tokens": tokens, "latency_s": seconds}
+        return tally([values] * 200)
+
+    found = states(Watch(CONFIG), sums(0.3, 0.03), sums(0.1, 0.01))
+    assert (found["completion_tokens"], found["latency_s"]) == ("holds", "holds")
+    found = states(Watch(CONFIG), sums(500, 0.4), sums(0, 0.01))
+    assert (found["completion_tokens"], found["latency_s"]) == ("broken", "broken")
+    assert states(Watch(CONFIG), sums(80, 1.0), sums(40, 1.0))["completion_tokens"] == "broken", "as ever"
+
+
 def test_equal_teams_hold_once_there_are_enough_answers() -> None:
     rng = np.random.default_rng(2)
     found = states(Watch(CONFIG), tally(answers(rng, 3000)), tally(answers(rng, 3000)))
