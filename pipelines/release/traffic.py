@@ -171,8 +171,8 @@ def guard_deployed(run: Run, *, seconds: float) -> dict[str, Any]:
     deadline = time.monotonic() + seconds
     latest: list[Compared] | None = None
     while time.monotonic() < deadline:
-        now = production.gateway_answers(run)
-        checked = watch.check(_of(since.added(now), new), _of(by_version(run.team_name, now), old))
+        answered = _of(since.added(production.gateway_answers(run)), new)
+        checked = watch.check(answered, _of(by_version(run.team_name, since.latest), old))
         latest = latest if checked is None else checked
         if broken := [str(s) for s in checked or () if s.state == "broken"]:
             with hold_promotion(run):
