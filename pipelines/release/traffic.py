@@ -30,6 +30,7 @@ from stores.registry.team import Team
 
 logger = logging.getLogger(__name__)
 
+ENDED = "somebody else has ended this canary"
 GROWTH = 1.3
 """The factor by which the number of answers must have grown before the next check counts."""
 
@@ -139,7 +140,7 @@ def roll_out(run: Run, version: int, team: Team) -> dict[str, Any]:
     config, steps = run.config.traffic, []
     plan = [(0.0, config.shadow_share)] * bool(config.shadow_share) + [(share, 0.0) for share in config.shares]
     for number, (share, shadow) in enumerate(plan, 1):
-        begun = production.canary(run, version, team, share=share, shadow=shadow)
+        begun = production.canary(run, version, team, share=share, shadow=shadow, goes_on=number > 1)
         watch = Watch(config, parts=len(plan), without=("latency_s",) if shadow else ())
         ended = _step(run, version, begun["beside"], watch, is_shadow=shadow > 0, is_last=number == len(plan))
         steps.append({"share": share, "shadow": shadow, **ended})
@@ -150,7 +151,10 @@ def roll_out(run: Run, version: int, team: Team) -> dict[str, Any]:
         if ended["state"] == "undecided":
             return _decided(run, "undecided", ended["reason"], version=version, share=share, steps=steps)
     reason = f"canary: {steps[-1]['reason']}"
-    production.move_champion(run, version, team, reason=reason)
+    with hold_promotion(run):  # who promotes another team has it for minutes
+        if not production.is_beside(production.deployed_route(run), version):
+            return _decided(run, "undecided", ENDED, version=version, share=share, steps=steps)
+        production.move_champion_alone(run, version, team, reason=reason)
     return _decided(run, "promoted", reason, version=version, share=1.0, steps=steps)
 
 
@@ -196,9 +200,8 @@ def _step(run: Run, new: int, old: int, watch: Watch, *, is_shadow: bool = False
     compared: list[Compared] = []
     num = 0.0
     while time.monotonic() < deadline:
-        route_now = production.deployed_route(run)
-        if route_now is None or route_now.candidate is None or route_now.candidate.team_version != new:
-            return {"state": "undecided", "reason": "somebody else has ended this canary", "num_answers": num}
+        if not production.is_beside(production.deployed_route(run), new):
+            return {"state": "undecided", "reason": ENDED, "num_answers": num}
         now = production.gateway_answers(run)
         candidate = _of(since.added(now, of="copies" if is_shadow else "sums"), new)
         champion = _of(since.added(now), old)

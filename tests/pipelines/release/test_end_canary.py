@@ -68,3 +68,12 @@ def test_users_keep_their_team_while_the_share_grows_whatever_salt_they_were_dea
     production.canary(RUN, 6, team, share=0.5)
     production.canary(RUN, 6, team, share=0.5, salt="y")
     assert [(route.share, route.salt) for route in routed] == [(0.5, "x"), (0.5, "y")]
+
+
+def test_a_next_step_begins_no_canary_that_somebody_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    routed = follow(monkeypatch, TeamRoute(champion=deployed(5, "green")))
+    monkeypatch.setattr(production, "_load", lambda *_, **__: (deployed(6, "blue"), [], 0.0))
+    team: Any = None
+    with pytest.raises(ValueError, match="somebody else has ended the canary of version 6: begin it anew"):
+        production.canary(RUN, 6, team, share=0.5, goes_on=True)
+    assert routed == []

@@ -245,6 +245,26 @@ def test_the_answers_of_the_team_before_outlive_a_restart_of_the_gateway(monkeyp
     assert traffic.guard_deployed(run, seconds=1.0)["verdict"] == "sent_back"
 
 
+def test_a_canary_that_somebody_has_ended_is_not_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A promotion by hand holds the lock for minutes: the last step may have ended just before it."""
+    moved: list[int] = []
+    by_hand = SimpleNamespace(champion=SimpleNamespace(team_version=7), candidate=None)
+    advanced = {"state": "advance", "reason": "all hold", "num_answers": 200.0}
+    monkeypatch.setattr(traffic.production, "canary", lambda *_, **__: {"beside": 1})
+    monkeypatch.setattr(traffic, "_step", lambda *_, **__: advanced)
+    monkeypatch.setattr(traffic, "hold_promotion", lambda run: nullcontext())
+    monkeypatch.setattr(traffic.production, "deployed_route", lambda _: by_hand)
+    for name in ("move_champion", "move_champion_alone"):
+        monkeypatch.setattr(traffic.production, name, lambda run, version, team, reason: moved.append(version))
+    monkeypatch.setattr(traffic, "_note", lambda *_: None)
+    run: Any = SimpleNamespace(team_name="demo", config=SimpleNamespace(traffic=CONFIG))
+    team: Any = None
+    found = traffic.roll_out(run, 2, team)
+    assert (found["verdict"], found["reason"]) == ("undecided", "somebody else has ended this canary") and not moved
+    by_hand.candidate = SimpleNamespace(team_version=2)
+    assert traffic.roll_out(run, 2, team)["verdict"] == "promoted" and moved == [2]
+
+
 def test_a_step_without_guards_advances_when_there_are_enough_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"team": "demo", "team_version": v, "sums": tally(answers(np.random.default_rng(v), 300))} for v in (1, 2)]
     looks = iter([[{"replica": "a", "figures": []}]])
