@@ -90,8 +90,11 @@ FAMILY = "family"
 
 
 def families(tasks: Iterable[Task]) -> dict[str, str]:
-    """Returns, by task id, the family of each task that names one."""
-    return {task.task_id: str(task.metadata[FAMILY]) for task in tasks if task.metadata.get(FAMILY) not in (None, "")}
+    """Returns, by task id, the family of each task that names one, and of the task whose own id is that name: the first form."""
+    tasks = list(tasks)
+    named = {task.task_id: str(task.metadata[FAMILY]) for task in tasks if task.metadata.get(FAMILY) not in (None, "")}
+    first = set(named.values())
+    return {task.task_id: task.task_id for task in tasks if task.task_id in first} | named
 
 
 FILTERS: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}

@@ -152,7 +152,7 @@ def canary(
         return
     with telling(f"load {team} and prove its weights"):
         share = CANARY_SHARE if share is None else share
-        begun = production.canary(run, version, manifest, share=share, salt=salt or "")
+        begun = production.canary(run, version, manifest, share=share, salt=salt)
     hand_back(begun)
 
 

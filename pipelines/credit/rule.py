@@ -180,7 +180,7 @@ def credits_of(rule: CreditRule, traces: Sequence[Trace]) -> list[Credit]:
         judged = [credit_of(rule, trace) for trace in own]
     else:
         with _asked(rule, f"{len(own)} episodes"):
-            judged = list(assign_all(own))
+            judged = list(assign_all(own)) if own else []
     if len(judged) != len(own):
         raise ValueError(f"{type(rule).__name__} gives credit to {len(judged)} episodes of {len(own)}")
     own_credits = iter(judged)

@@ -96,8 +96,11 @@ def figures_of(
 
 
 def number_of(name: str, value: Any) -> float:
-    """Returns the value of a figure, which may be one of the user's own; ValueError, with its name, where that is no number."""
+    """Returns the value of a figure, which may be one of the user's own; ValueError, with its name, where that is no finite number."""
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"figure {name} of an episode is no number: {error}; return nan where there is none") from None
+    if math.isinf(number):
+        raise ValueError(f"figure {name} of an episode is {number}: return a finite number, or nan where there is none")
+    return number

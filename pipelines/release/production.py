@@ -108,25 +108,44 @@ def move_champion_alone(
     return switched
 
 
-def canary(run: Run, version: int, team: Team, *, share: float, shadow: float = 0.0, salt: str = "") -> dict[str, Any]:
+def canary(
+    run: Run,
+    version: int,
+    team: Team,
+    *,
+    share: float,
+    shadow: float = 0.0,
+    salt: str | None = None,
+    goes_on: bool = False,
+) -> dict[str, Any]:
     """Lets a team version answer a share of the requests beside the deployed one; loaded and proven first.
 
     Another share for the same version is a change of the route alone. Users keep their team while the share only grows;
-    another `salt` deals them anew. `shadow` is the share of the other's requests that it gets as well, once they are answered;
-    where it only shadows, its engines run at low CPU priority.
+    another `salt` deals them anew, None keeps the present one. `shadow` is the share of the other's requests that it gets as well, once
+    they are answered; where it only shadows, its engines run at low CPU priority.
 
     Returns {"team_version", "share", "shadow", "beside", "proofs"}; raises as `deploy_team`, and ValueError where nothing
-    is deployed.
+    is deployed, or it `goes_on` and is not there any more.
     """
     low_priority = shadow > 0 and share == 0
     with hold(run):
         before = _current_route(run)
+        if goes_on and not is_beside(before, version):
+            raise ValueError(
+                f"team {run.team_name!r}: somebody else has ended the canary of version {version}: begin it anew"
+            )
         if before.champion.team_version == version:
             raise ValueError(f"team version {version} of {run.team_name!r} is deployed itself: give another one")
         deployed, proofs, _ = _load(run, version, team, before, low_priority=low_priority)
+        salt = before.salt if salt is None else salt
         switch(run, TeamRoute(champion=before.champion, candidate=deployed, share=share, shadow=shadow, salt=salt))
         beside = before.champion.team_version
         return {"team_version": version, "share": share, "shadow": shadow, "beside": beside, "proofs": proofs}
+
+
+def is_beside(route_now: TeamRoute | None, version: int) -> bool:
+    """Says whether a team version is the one beside the deployed one."""
+    return route_now is not None and route_now.candidate is not None and route_now.candidate.team_version == version
 
 
 def end_canary(run: Run) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from stores.registry.team import Team
 
 logger = logging.getLogger(__name__)
 
+ENDED = "somebody else has ended this canary"
 GROWTH = 1.3
 """The factor by which the number of answers must have grown before the next check counts."""
 
@@ -99,7 +100,7 @@ def _compare(name: str, new: list[float], old: list[float], margin: float, z: fl
         return None
     figure = FIGURES[name]
     if figure.compared_by == "ratio":
-        mean, spread = _log_ratio(new, old)
+        mean, spread = _log_ratio(new, old, least=figure.least)
         if math.isnan(mean):
             return None
         low, high, centre = math.exp(mean - z * spread), math.exp(mean + z * spread), math.exp(mean)
@@ -110,12 +111,16 @@ def _compare(name: str, new: list[float], old: list[float], margin: float, z: fl
     return Compared(name=name, mean=centre, low=low, high=high, limit=limit, state=figure.state(low, high, limit))
 
 
-def _log_ratio(new: list[float], old: list[float]) -> tuple[float, float]:
-    """Returns the log of the ratio of means and its standard error; NaN where a mean is not positive."""
+def _log_ratio(new: list[float], old: list[float], *, least: float) -> tuple[float, float]:
+    """Returns the log of the ratio of means and its standard error; NaN where a mean is not positive.
+
+    Args: least: a mean of the old team's below it counts as this, with the same difference.
+    """
     means = [side[1] / side[0] for side in (new, old)]
+    variances = [max(0.0, side[2] / side[0] - mean**2) / side[0] for side, mean in zip((new, old), means, strict=True)]
+    means = [mean + max(0.0, least - means[1]) for mean in means]
     if min(means) <= 0:
         return math.nan, math.nan
-    variances = [max(0.0, side[2] / side[0] - mean**2) / side[0] for side, mean in zip((new, old), means, strict=True)]
     return math.log(means[0] / means[1]), math.sqrt(sum(v / m**2 for v, m in zip(variances, means, strict=True)))
 
 
@@ -135,7 +140,7 @@ def roll_out(run: Run, version: int, team: Team) -> dict[str, Any]:
     config, steps = run.config.traffic, []
     plan = [(0.0, config.shadow_share)] * bool(config.shadow_share) + [(share, 0.0) for share in config.shares]
     for number, (share, shadow) in enumerate(plan, 1):
-        begun = production.canary(run, version, team, share=share, shadow=shadow)
+        begun = production.canary(run, version, team, share=share, shadow=shadow, goes_on=number > 1)
         watch = Watch(config, parts=len(plan), without=("latency_s",) if shadow else ())
         ended = _step(run, version, begun["beside"], watch, is_shadow=shadow > 0, is_last=number == len(plan))
         steps.append({"share": share, "shadow": shadow, **ended})
@@ -146,7 +151,10 @@ def roll_out(run: Run, version: int, team: Team) -> dict[str, Any]:
         if ended["state"] == "undecided":
             return _decided(run, "undecided", ended["reason"], version=version, share=share, steps=steps)
     reason = f"canary: {steps[-1]['reason']}"
-    production.move_champion(run, version, team, reason=reason)
+    with hold_promotion(run):  # who promotes another team has it for minutes
+        if not production.is_beside(production.deployed_route(run), version):
+            return _decided(run, "undecided", ENDED, version=version, share=share, steps=steps)
+        production.move_champion_alone(run, version, team, reason=reason)
     return _decided(run, "promoted", reason, version=version, share=1.0, steps=steps)
 
 
@@ -167,8 +175,8 @@ def guard_deployed(run: Run, *, seconds: float) -> dict[str, Any]:
     deadline = time.monotonic() + seconds
     latest: list[Compared] | None = None
     while time.monotonic() < deadline:
-        now = production.gateway_answers(run)
-        checked = watch.check(_of(since.added(now), new), _of(by_version(run.team_name, now), old))
+        answered = _of(since.added(production.gateway_answers(run)), new)
+        checked = watch.check(answered, _of(by_version(run.team_name, since.latest), old))
         latest = latest if checked is None else checked
         if broken := [str(s) for s in checked or () if s.state == "broken"]:
             with hold_promotion(run):
@@ -192,9 +200,8 @@ def _step(run: Run, new: int, old: int, watch: Watch, *, is_shadow: bool = False
     compared: list[Compared] = []
     num = 0.0
     while time.monotonic() < deadline:
-        route_now = production.deployed_route(run)
-        if route_now is None or route_now.candidate is None or route_now.candidate.team_version != new:
-            return {"state": "undecided", "reason": "somebody else has ended this canary", "num_answers": num}
+        if not production.is_beside(production.deployed_route(run), new):
+            return {"state": "undecided", "reason": ENDED, "num_answers": num}
         now = production.gateway_answers(run)
         candidate = _of(since.added(now, of="copies" if is_shadow else "sums"), new)
         champion = _of(since.added(now), old)

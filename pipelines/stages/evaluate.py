@@ -336,7 +336,8 @@ def _gain(interval: Interval | None) -> Gain | None:
 def decision_tasks(run: Run, iteration: int) -> list[Task]:
     """The gate's tasks for one decision: fresh ones each time while they last, then a new order.
 
-    Decisions are counted, not iterations: those that `evaluate.every` leaves out take no tasks. The last iteration's is the next one.
+    Decisions are counted, not iterations: those that `evaluate.every` leaves out take no tasks. The last iteration's is the next one,
+    and where `iterations` was raised after it, those that follow count on from it.
     """
     tasks, settings = run.tasks("gate"), run.config.evaluate
     count = settings.tasks_per_decision
@@ -344,5 +345,8 @@ def decision_tasks(run: Run, iteration: int) -> list[Task]:
         if settings.tasks_per_look is None or settings.tasks_per_look >= len(tasks):
             return tasks
         count = len(tasks)  # all, in an order by chance: the first tasks of a sorted file say nothing of the others
-    number = math.ceil(iteration / settings.every)
+    earlier = run.journal.finished(run.run_id, Evaluated.STAGE) if settings.every > 1 else []
+    out_of_turn = (run.key(k, Evaluated.STAGE) for k in earlier if k < iteration and k % settings.every)
+    num_more = sum("skipped" not in (run.journal.ref(key) or {}) for key in out_of_turn)
+    number = math.ceil(iteration / settings.every) + num_more
     return task_slice(tasks, number=number, count=count, seed=f"gate/{run.config.seed}", families=families(tasks))

@@ -115,20 +115,28 @@ class Since:
     """Tells what the versions of a team have answered since a first look, replica by replica.
 
     A replica that was in no list at the first look (serve_apps/policy/replicas.py: this happens just when a canary begins)
-    counts from when it is first seen. Otherwise all that it ever answered would count as answers of this canary.
+    counts from when it is first seen. Otherwise all that it ever answered would count as answers of this canary. What one that has
+    ended had answered when it was last seen goes on to count, so that no number falls.
     """
 
     def __init__(self, team: str, first: Sequence[Mapping[str, Any]]) -> None:
         self._team = team
         self._past = {status["replica"]: status for status in first}
+        self._latest = dict(self._past)
 
     def added(self, now: Sequence[Mapping[str, Any]], *, of: Counted = "sums") -> dict[int, Sums]:
         """Returns the sums of each version since the first look.
 
         Args: now: `Service.status` of each replica.
         """
-        self._past = {status["replica"]: status for status in now} | self._past
-        return added(self._team, now, list(self._past.values()), of=of)
+        self._latest |= {status["replica"]: status for status in now}
+        self._past = self._latest | self._past
+        return added(self._team, self.latest, list(self._past.values()), of=of)
+
+    @property
+    def latest(self) -> list[Mapping[str, Any]]:
+        """Returns the last status of each replica that was ever seen."""
+        return list(self._latest.values())
 
 
 def total(parts: list[Sums]) -> Sums:

@@ -25,6 +25,7 @@ from pipelines.credit.rule import (
     credit_version,
     load_credit,
     score_trace,
+    score_traces,
     turn_reward,
 )
 from stores.settings import NotNegative
@@ -98,6 +99,23 @@ def test_an_episode_that_the_policy_caused_to_fail_gets_the_worst_outcome_and_it
     failed = trace(turns, answer="55", status=EpisodeStatus.TOOL_ERROR, cause=Cause.POLICY)
     scored = score_trace(rule, failed, version="v")
     assert (scored.outcome, [r.reward for r in scored.rewards]) == (0.0, rewards), "never better than to be wrong"
+
+
+class _AboveTheMean:
+    kind = "returns"
+
+    def assign_credit(self, episode: Trace) -> Credit:
+        raise AssertionError("it compares episodes")
+
+    def assign_all(self, episodes: Sequence[Trace]) -> list[Credit]:
+        mean = sum(len(episode.answer) for episode in episodes) / len(episodes)
+        return [Credit(outcome=len(episode.answer) - mean, rewards=()) for episode in episodes]
+
+
+def test_a_rule_that_compares_episodes_is_not_asked_about_none() -> None:
+    failed = trace(chain("55", "55", "55"), answer="", status=EpisodeStatus.TOOL_ERROR, cause=Cause.POLICY)
+    assert score_trace(_AboveTheMean(), failed, version="v").outcome == 0.0
+    assert score_traces(_AboveTheMean(), [], version="v") == []
 
 
 class _Pays:

@@ -143,6 +143,16 @@ def test_only_tasks_that_both_played_count(make_trace: Make) -> None:
     assert found.found.num_tasks == len({t.task.task_id for t in old[:10]})
 
 
+@pytest.mark.parametrize(("num", "state"), [(1, "unclear"), (5, "unclear"), (6, "broken")])
+def test_a_few_problems_prove_no_guard_broken(make_trace: Make, num: int, state: str) -> None:
+    """Of equal teams whose lengths vary by half, one has twice the tokens on one problem in a quarter of all cases."""
+    old = [with_tokens(make_trace(2 * i), 1) for i in range(num)]
+    new = [with_tokens(trace, 2) for trace in old]
+    (found,) = check_guards(new, old, config=only(completion_tokens=0.5))
+    assert (found.state, found.found.low) == (state, 2.0)
+    assert check_guards(old, new, config=only(completion_tokens=0.5))[0].state == "holds"
+
+
 def test_a_drop_within_the_margin_holds(make_trace: Make) -> None:
     old = [make_trace(i) for i in range(80)]
     new = [replace(t, turns=tuple(replace(x, is_format_ok=i > 0) for x in t.turns)) for i, t in enumerate(old)]

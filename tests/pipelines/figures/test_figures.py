@@ -242,3 +242,14 @@ def test_the_means_of_ones_own_figures_are_part_of_the_scored_iteration(own: Pat
     assert _own_figures(run, traces, []) == {"politeness": 0.75}
     run.figures = FIGURES
     assert _own_figures(run, traces, []) is None
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_a_figure_that_is_infinite_is_named(make_trace: MakeTrace, value: float) -> None:
+    endless = Figure(name="endless", meaning="", worse="higher", changed="", guard=1.0, of_episode=lambda trace: value)
+    traces = [make_trace(i) for i in range(20)]
+    wanted = f"figure endless of an episode is {value}: return a finite number, or nan where there is none"
+    with pytest.raises(ValueError, match=wanted):
+        check_guards(traces, traces, config=GuardsConfig(), figures={"endless": endless})
+    with pytest.raises(ValueError, match=wanted):
+        figures_of(traces[0], figures={"endless": endless})

@@ -56,3 +56,24 @@ def test_only_shadow_traffic_ends_as_such_and_only_a_canary_as_such(monkeypatch:
     assert production.end_shadow(RUN) == {"team_version": 5, "ended": 6}
     follow(monkeypatch, TeamRoute(champion=champion, candidate=candidate))
     assert production.end_canary(RUN) == {"team_version": 5, "ended": 6}, "a canary whose share is 0"
+
+
+def test_users_keep_their_team_while_the_share_grows_whatever_salt_they_were_dealt_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    champion, candidate = deployed(5, "green"), deployed(6, "blue")
+    routed = follow(monkeypatch, TeamRoute(champion=champion, candidate=candidate, share=0.1, salt="x"))
+    monkeypatch.setattr(production, "_load", lambda *_, **__: (candidate, [], 0.0))
+    team: Any = None
+    production.canary(RUN, 6, team, share=0.5)
+    production.canary(RUN, 6, team, share=0.5, salt="y")
+    assert [(route.share, route.salt) for route in routed] == [(0.5, "x"), (0.5, "y")]
+
+
+def test_a_next_step_begins_no_canary_that_somebody_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    routed = follow(monkeypatch, TeamRoute(champion=deployed(5, "green")))
+    monkeypatch.setattr(production, "_load", lambda *_, **__: (deployed(6, "blue"), [], 0.0))
+    team: Any = None
+    with pytest.raises(ValueError, match="somebody else has ended the canary of version 6: begin it anew"):
+        production.canary(RUN, 6, team, share=0.5, goes_on=True)
+    assert routed == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from statistics import NormalDist
 from types import SimpleNamespace
 from typing import Any
@@ -69,6 +70,18 @@ def test_a_team_that_is_clearly_worse_is_found_within_a_hundred_answers(worse: d
     (one,) = (s for s in seen if s.name == figure)
     assert one.state == "broken" and one.low > one.limit
     assert figure in str(one) and "at most" in str(one)
+
+
+def test_twice_next_to_nothing_is_no_change_and_much_after_nothing_is_one() -> None:
+    def sums(tokens: float, seconds: float) -> Sums:
+        values = {"failure_share": 0.0, "completion_tokens": tokens, "latency_s": seconds}
+        return tally([values] * 200)
+
+    found = states(Watch(CONFIG), sums(0.3, 0.03), sums(0.1, 0.01))
+    assert (found["completion_tokens"], found["latency_s"]) == ("holds", "holds")
+    found = states(Watch(CONFIG), sums(500, 0.4), sums(0, 0.01))
+    assert (found["completion_tokens"], found["latency_s"]) == ("broken", "broken")
+    assert states(Watch(CONFIG), sums(80, 1.0), sums(40, 1.0))["completion_tokens"] == "broken", "as ever"
 
 
 def test_equal_teams_hold_once_there_are_enough_answers() -> None:
@@ -168,9 +181,9 @@ def test_a_replica_that_is_missing_at_the_first_look_brings_nothing_of_before_al
     rng = np.random.default_rng(7)
     earlier, later = answers(rng, 300), answers(rng, 5)
     since = Since("demo", [status("a", earlier)])
-    assert since.added([]) == {}
+    assert since.added([]) == {4: total([])}
     assert since.added([status("a", earlier + later), status("b", earlier)])[4]["failure_share"][0] == len(later)
-    assert since.added([status("b", earlier + later)])[4]["failure_share"][0] == len(later)
+    assert since.added([status("b", earlier + later)])[4]["failure_share"][0] == 2 * len(later), "a has ended"
     both = [status(replica, earlier + later) for replica in ("a", "b")]
     assert since.added(both)[4]["failure_share"][0] == 2 * len(later)
 
@@ -188,6 +201,68 @@ def test_a_step_decides_nothing_by_what_was_answered_before_it(monkeypatch: pyte
     run: Any = SimpleNamespace(team_name="demo", config=SimpleNamespace(traffic=config))
     found = traffic._step(run, 2, 1, Watch(config), is_last=False)
     assert found == {"state": "undecided", "reason": "after 0.3 s: 0 answers", "num_answers": 0}
+
+
+def restarted(
+    monkeypatch: pytest.MonkeyPatch, *, first: dict[int, Any], before: dict[int, Any], after: dict[int, Any]
+) -> Any:
+    """A gateway of one replica that is another one from the third look on; what each version has answered by then."""
+
+    def look(replica: str, answered: dict[int, Any]) -> list[dict[str, Any]]:
+        rows = [{"team": "demo", "team_version": v, "sums": tally(found)} for v, found in answered.items()]
+        return [{"replica": replica, "figures": rows}]
+
+    looks = iter([look("a", first), look("a", before), look("b", {})])
+    monkeypatch.setattr(traffic.production, "gateway_answers", lambda _: next(looks, look("b", after)))
+    config = CONFIG.model_copy(update={"step_timeout_s": 0.5, "poll_s": 0.02})
+    return SimpleNamespace(team_name="demo", config=SimpleNamespace(traffic=config))
+
+
+def test_a_team_that_fails_after_the_gateway_was_restarted_does_not_advance_by_what_it_answered_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(10)
+    sound = answers(rng, 190)
+    after = {1: answers(rng, 210), 2: answers(rng, 210, failing=0.5)}
+    run = restarted(monkeypatch, first={}, before={1: sound, 2: sound}, after=after)
+    in_place = SimpleNamespace(candidate=SimpleNamespace(team_version=2))
+    monkeypatch.setattr(traffic.production, "deployed_route", lambda _: in_place)
+    found = traffic._step(run, 2, 1, Watch(run.config.traffic), is_last=False)
+    assert found["state"] == "broken" and found["reason"].startswith("failure_share")
+
+
+def test_the_answers_of_the_team_before_outlive_a_restart_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(11)
+    sound = answers(rng, 100)
+    after = {2: answers(rng, 400, failing=0.9)}
+    run = restarted(monkeypatch, first={1: sound}, before={1: sound, 2: sound}, after=after)
+    teams = {"champion": SimpleNamespace(team_version=2), "previous": SimpleNamespace(team_version=1)}
+    monkeypatch.setattr(traffic.production, "deployed_route", lambda _: SimpleNamespace(**teams))
+    monkeypatch.setattr(traffic.production, "go_back", lambda run, version: {"ended": version, "team_version": 1})
+    monkeypatch.setattr(traffic, "hold_promotion", lambda run: nullcontext())
+    monkeypatch.setattr(traffic, "_return_to_champion", lambda *_, **__: None)
+    monkeypatch.setattr(traffic, "_note", lambda *_: None)
+    assert traffic.guard_deployed(run, seconds=1.0)["verdict"] == "sent_back"
+
+
+def test_a_canary_that_somebody_has_ended_is_not_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A promotion by hand holds the lock for minutes: the last step may have ended just before it."""
+    moved: list[int] = []
+    by_hand = SimpleNamespace(champion=SimpleNamespace(team_version=7), candidate=None)
+    advanced = {"state": "advance", "reason": "all hold", "num_answers": 200.0}
+    monkeypatch.setattr(traffic.production, "canary", lambda *_, **__: {"beside": 1})
+    monkeypatch.setattr(traffic, "_step", lambda *_, **__: advanced)
+    monkeypatch.setattr(traffic, "hold_promotion", lambda run: nullcontext())
+    monkeypatch.setattr(traffic.production, "deployed_route", lambda _: by_hand)
+    for name in ("move_champion", "move_champion_alone"):
+        monkeypatch.setattr(traffic.production, name, lambda run, version, team, reason: moved.append(version))
+    monkeypatch.setattr(traffic, "_note", lambda *_: None)
+    run: Any = SimpleNamespace(team_name="demo", config=SimpleNamespace(traffic=CONFIG))
+    team: Any = None
+    found = traffic.roll_out(run, 2, team)
+    assert (found["verdict"], found["reason"]) == ("undecided", "somebody else has ended this canary") and not moved
+    by_hand.candidate = SimpleNamespace(team_version=2)
+    assert traffic.roll_out(run, 2, team)["verdict"] == "promoted" and moved == [2]
 
 
 def test_a_step_without_guards_advances_when_there_are_enough_answers(monkeypatch: pytest.MonkeyPatch) -> None:

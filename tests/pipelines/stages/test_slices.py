@@ -68,6 +68,16 @@ def test_iterations_that_are_not_evaluated_take_no_tasks_of_the_gate() -> None:
     assert len(set(taken)) == 9
 
 
+def test_a_run_that_is_continued_after_its_last_decision_goes_on_with_fresh_tasks_of_the_gate() -> None:
+    run = fake_run(per_decision=2, every=2)
+    left_out = {"verdict": "skipped", "condition": "evaluate.every = 2", "skipped": "evaluate.every = 2"}
+    run.done.update({1: left_out, 2: {}, 3: {}, 4: {}, 5: {}})  # 3, then 5, were the last iterations
+    taken = [ids(decision_tasks(run, k)) for k in (2, 3, 4, 5, 6)]
+    assert len({task for decision in taken for task in decision}) == 10
+    run.done.update({6: {}, 7: left_out})
+    assert [ids(decision_tasks(run, k)) for k in (2, 3, 4, 5, 6)] == taken, "a repeated stage plays the same tasks"
+
+
 def fake_run(
     *,
     per_decision: int | None = None,
@@ -75,12 +85,17 @@ def fake_run(
     every: int = 1,
     **collect: Any,
 ) -> Any:
-    """What `iteration_tasks` and `decision_tasks` need of a run: 10 tasks."""
+    """What `iteration_tasks` and `decision_tasks` need of a run: 10 tasks, and in `done` what stage evaluate left by iteration."""
     evaluate = SimpleNamespace(tasks_per_decision=per_decision, tasks_per_look=per_look, every=every)
     settings = CollectConfig(tasks_per_iteration=4, **collect)
+    done: dict[int, dict[str, Any]] = {}
     return SimpleNamespace(
         config=SimpleNamespace(collect=settings, evaluate=evaluate, seed=0),
         tasks=lambda section: TASKS,
+        run_id="run",
+        key=lambda iteration, stage: iteration,
+        journal=SimpleNamespace(finished=lambda run_id, stage: list(done), ref=done.get),
+        done=done,
     )
 
 

@@ -7,12 +7,14 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipelines.config.sections import TaskSourceConfig
+from pipelines.evaluation.statistics import Resampling, paired_interval, paired_sequence
 from pipelines.stages.evaluate import look_sizes
 from pipelines.tasks.sources import check_disjoint, load_tasks
-from pipelines.tasks.splits import are_one_task, settings_of, task_slice
+from pipelines.tasks.splits import are_one_task, check_independent, settings_of, task_slice
 from stores.types import Task, families
 
 pytestmark = pytest.mark.fast
@@ -86,6 +88,23 @@ def test_a_slice_and_a_look_take_families_together() -> None:
     }
     sizes = look_sizes(taken, 2)
     assert sizes[-1] == 12 and set(sizes) <= ends and all(b - a >= 2 for a, b in pairwise([0, *sizes[:-1]]))
+
+
+def test_the_task_that_a_family_is_named_for_belongs_to_it() -> None:
+    """Three forms of 40 problems, of which the first names no family: bets on weights above 1 were no numbers."""
+    first = [Task(task_id=f"q{i}", prompt=f"q{i}?", answers=("1",)) for i in range(40)]
+    tasks = [task for one in first for task in (one, variant(f"{one.task_id}a", one.task_id))]
+    tasks += [variant(f"{one.task_id}b", one.task_id) for one in first]
+    named = families(tasks)
+    assert named == {task.task_id: task.task_id.rstrip("ab") for task in tasks}
+    with pytest.raises(ValueError, match="3 tasks are of the family 'q0'"):
+        check_independent([task.task_id for task in tasks], named)
+    together = task_slice(tasks, number=1, count=120, seed="0", families=named)
+    assert look_sizes(together, 1) == list(range(3, 121, 3))
+    won, lost = ({task.task_id: [outcome] for task in together} for outcome in (1.0, 0.0))
+    with np.errstate(all="raise"):
+        gain = paired_sequence(won, lost, Resampling(families=named), planned=120)
+    assert gain.low == pytest.approx(paired_interval(won, lost, Resampling(families=named)).low)
 
 
 def test_tasks_without_families_are_taken_and_looked_at_as_ever() -> None:
