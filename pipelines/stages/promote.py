@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.cluster.owner_links import owner_links, stage_owner
-from pipelines.run.champions import champion_version, history, hold_promotion, set_champion
+from pipelines.run.champions import champion_version, history, hold_mlflow, hold_promotion, set_champion
 from pipelines.run.iteration import Iteration
 from pipelines.run.kept_weights import drop_unneeded
 from pipelines.run.run import Run, plain
@@ -134,7 +134,8 @@ def register_team(
         code=run.code,
         provenance=provenance_of(run, models, iteration),
     )
-    version = run.registry.register(run.team_name, team, code=Path(__file__).with_name("team_model.py"))
+    with hold_mlflow(run):
+        version = run.registry.register(run.team_name, team, code=Path(__file__).with_name("team_model.py"))
     run.registry.set_alias(run.team_name, CANDIDATE, version)
     return version
 

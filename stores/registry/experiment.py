@@ -122,7 +122,10 @@ def find_run(client: MlflowClient, experiment_id: str, run_id: str) -> str | Non
 
 
 def open_run(client: MlflowClient, experiment_id: str, run_id: str) -> str:
-    """Returns the id of the MLflow run that keeps the Troupe run `run_id`, created if there is none."""
+    """Returns the id of the MLflow run that keeps the Troupe run `run_id`, created if there is none.
+
+    Of two processes that look at once each makes one, and the second is never found again: whoever may be the first has a lock.
+    """
     existing = find_run(client, experiment_id, run_id)
     if existing is not None:
         return existing
