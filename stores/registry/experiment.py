@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 EXPERIMENT = "troupe"
 RUN_TAG = "troupe.run_id"
 """Tag of the MLflow run that keeps a whole Troupe run."""
 ITERATION_TAG = "troupe.iteration"
 PARENT_TAG = "mlflow.parentRunId"
 MAX_NAME = 250
-NOT_IN_METRICS = re.compile(r"[^\w .:-]")
+NOT_IN_NAMES = re.compile(r"[^\w .:-]")
+CUT_PART = re.compile(r"/\.*$")
+"""Matches what a cut may leave of a name's last part, and MLflow refuses."""
 NO_ANSWER = re.compile(r"^API request to \S+ failed with (timeout )?exception", re.IGNORECASE)
 """Matches the client's message when no server has answered."""
 
@@ -164,15 +168,15 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return dict(sorted(metrics.items(), key=lambda item: item[0].count("/")))
 
 
-def metric_names(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns figures under names that MLflow takes: parts of a name come from callers, such as the source of a task.
+def mlflow_names(values: Mapping[str, T]) -> dict[str, T]:
+    """Returns metrics, params or tags under names that MLflow takes: parts come from users, as the source of a task or a model group.
 
     Other characters, and parts of a path that are empty or dots, become `_`. What then has the name of an earlier one gets a number.
     """
-    named: dict[str, float] = {}
+    named: dict[str, T] = {}
     for name, value in values.items():
-        parts = [NOT_IN_METRICS.sub("_", part) for part in name.split("/")]
-        clean = "/".join(part if part.strip(".") else "_" for part in parts)[:MAX_NAME]
+        parts = [NOT_IN_NAMES.sub("_", part) for part in name.split("/")]
+        clean = CUT_PART.sub("", "/".join(part if part.strip(".") else "_" for part in parts)[:MAX_NAME])
         same = (f"{clean[: MAX_NAME - 5]}-{number}" for number in count(2))
         while clean in named:
             clean = next(same)

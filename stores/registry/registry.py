@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from stores.files import read_file
 from stores.journal.sqlite import sqlite_file
-from stores.registry.experiment import absolute, connect, metric_names, numbers, open_experiment, open_run
+from stores.registry.experiment import absolute, connect, mlflow_names, numbers, open_experiment, open_run
 from stores.registry.team import KEY_TAG, Team, TeamVersion, about_name, about_version, tags_of
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class TeamRegistry:
         now_ms = int(time.time() * 1000)
         metrics = [
             Metric(path, value, now_ms, team.iteration, model_id=model_id, run_id=mlflow_run)
-            for path, value in metric_names(numbers(team.evaluation, "team")).items()
+            for path, value in mlflow_names(numbers(team.evaluation, "team")).items()
         ]
         if metrics:
             self._client.log_batch(mlflow_run, metrics=metrics[:1000])
