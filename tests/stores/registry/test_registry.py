@@ -73,6 +73,8 @@ def test_the_same_team_is_registered_once(mlflow_place: tuple[str, str]) -> None
     versions = [registry.register("once", _team(1)) for _ in range(2)]
     versions.append(registry.register("once", _team(1, evaluation={"accuracy": 0.1})))
     assert versions == [1, 1, 1]
+    later = {"config": {"iterations": 20}, "git_commit": "4567def", "code": {"own.py": "edited"}}
+    assert registry.register("once", _team(1, **later)) == 1, "a stage that is repeated after `iterations` was raised"
     assert registry.register("once", _team(1, prompts={"solver": "Other"})) == 2
     assert registry.load("once", 1) == (1, _team(1))
 
