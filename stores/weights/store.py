@@ -66,10 +66,12 @@ class WeightStore:
 
         With a `base` the folder is an adapter of it, in peft's layout.
 
-        Raises ValueError if the folder holds no readable safetensors weights, or a number in them is not finite.
+        Raises ValueError if the folder holds no readable safetensors weights, a number in them is not finite, or the version that
+        exists is another run's.
         """
         existing = self.ref(model_group, version)
         if existing is not None:
+            refuse_other_run(existing, run_id)
             return existing
         source = Path(folder)
         names = sorted(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file())
@@ -102,6 +104,7 @@ class WeightStore:
         # Read again: another process may have finished first, and then its version counts.
         ref = self.ref(model_group, version)
         assert ref is not None, f"{target} was just committed"
+        refuse_other_run(ref, run_id)
         return ref
 
     def ref(self, model_group: str, version: int) -> ModelVersionRef | None:
@@ -172,3 +175,12 @@ class WeightStore:
     def verify(self, ref: ModelVersionRef) -> None:
         """Reads all files of a version; ValueError names the first that is missing or differs from the manifest."""
         verify_folder(self.fetch(ref), read_manifest(ref))
+
+
+def refuse_other_run(ref: ModelVersionRef, run_id: str) -> None:
+    """Raises ValueError where another run made a version: it would be taken for one of `run_id`."""
+    if (owner := read_manifest(ref).run_id) != run_id:
+        raise ValueError(
+            f"storage.weights: {ref.uri} is of run {owner!r}, and {run_id!r} needs a version of this name: give each run a store of its own, "
+            "or name the model group otherwise"
+        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -12,7 +14,9 @@ from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.stages.warmstart import _demonstrations, _TextSpy, warmstart
 from stores.types import EpisodeStatus
-from train_loops.config import TinyModelConfig, WarmstartConfig
+from stores.weights.manifest import Probe
+from train_loops.config import TEAM, TinyModelConfig, WarmstartConfig
+from train_loops.extensions.whole_team.trainer import train_team_learner
 
 pytestmark = pytest.mark.test
 
@@ -79,5 +83,25 @@ def test_version_zero_of_another_run_in_a_shared_store_is_refused(tmp_path: Path
         run.open()
     made = warmstart(first)
     assert warmstart(first).models == made.models, "its own"
-    with pytest.raises(ValueError, match=r"storage\.weights: .* has version 0 of 'team' of run 'first': give each run"):
+    with pytest.raises(ValueError, match=r"storage\.weights: .*/team/v0 is of run 'first', .*: give each run"):
         warmstart(second)
+
+
+def test_the_learner_of_another_runs_team_in_a_shared_store_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    """Its values were taken for those of this run's episodes."""
+    changes = {
+        "storage.root": str(tmp_path),
+        "storage.weights": str(tmp_path / "weights"),
+        "warmstart": None,
+        "train.algorithm": "mappo",
+        "model_groups": {"own": {"agents": ["solver", "verifier", "refiner", "finalizer"], "model": str(tiny_model)}},
+    }
+    run = Run(load_config(SMALL, changes))
+    run.open()
+    commit = partial(run.weights.commit, tiny_model, model_group=TEAM, version=1, parent=None, iteration=1)
+    ref = commit(run_id="first", probe=Probe(sequences=(), logprobs=()))
+    with pytest.raises(ValueError, match=r"storage\.weights: .*/team/v1 is of run 'first', and 'small' needs"):
+        warmstart(run)
+    job = SimpleNamespace(weights_uri=run.weights_uri, version=ref.version, run_id=run.run_id)
+    with pytest.raises(ValueError, match=r"storage\.weights: .*/team/v1 is of run 'first', and 'small' needs"):
+        train_team_learner(job)  # type: ignore[arg-type]

@@ -14,8 +14,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mounts import on_full_disk
+from safetensors.numpy import save_file
 
 from stores.types import ModelVersionRef
 from stores.weights import weight_cache
@@ -242,3 +244,20 @@ def test_a_version_that_does_not_fit_on_the_disk_is_named_and_leaves_nothing(tmp
     done = on_full_disk(store, [sys.executable, "-c", commit, store, tiny_model], spare_kib=200)
     named = f"{errno.ENOSPC} {store}/g/v1/"
     assert done.stdout.startswith(named) and done.stdout.endswith("[]\n[]\n"), done.stdout + done.stderr
+
+
+def _plain(folder: Path) -> Path:
+    """A folder with config and weights."""
+    folder.mkdir(parents=True)
+    save_file({"w": np.zeros(4, np.float32)}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_version_of_another_run_is_not_taken_for_ones_own(store: WeightStore, tmp_path: Path) -> None:
+    ref = _commit(store, _plain(tmp_path / "model"), run_id="first")
+    assert _commit(store, tmp_path / "model", run_id="first") == ref
+    with pytest.raises(
+        ValueError, match=r"storage\.weights: .*solver/v1 is of run 'first', and 'second' .*: give each run"
+    ):
+        _commit(store, tmp_path / "model", run_id="second")
