@@ -173,8 +173,21 @@ class WeightStore:
         return fetch(ref, cache_dir)
 
     def verify(self, ref: ModelVersionRef) -> None:
-        """Reads all files of a version; ValueError names the first that is missing or differs from the manifest."""
-        verify_folder(self.fetch(ref), read_manifest(ref))
+        """Reads all files of a version; ValueError names the first that is missing or differs from the manifest.
+
+        Of a remote store the copy on this machine is read, and the store asked whether it still has all of it.
+        """
+        manifest = read_manifest(ref)
+        if is_uri(ref.uri):
+            folder = f"{ref.uri}/{manifest.folder}"
+            sizes = {file.name: file.size_bytes for file in list_files(folder)}
+            if missing := sorted(manifest.files.keys() - sizes):
+                raise ValueError(f"{folder}/{missing[0]} is missing, the manifest lists it")
+            if (size_bytes := sum(sizes[name] for name in manifest.files)) != manifest.size_bytes:
+                raise ValueError(
+                    f"{folder} holds {size_bytes} bytes, the manifest says {manifest.size_bytes}: it was changed or cut"
+                )
+        verify_folder(self.fetch(ref), manifest)
 
 
 def refuse_other_run(ref: ModelVersionRef, run_id: str) -> None:

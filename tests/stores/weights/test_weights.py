@@ -19,6 +19,7 @@ import pytest
 from mounts import on_full_disk
 from safetensors.numpy import save_file
 
+from stores.files import open_filesystem
 from stores.types import ModelVersionRef
 from stores.weights import weight_cache
 from stores.weights.manifest import Manifest, Probe, read_safetensors_header, verify_folder
@@ -261,3 +262,22 @@ def test_a_version_of_another_run_is_not_taken_for_ones_own(store: WeightStore, 
         ValueError, match=r"storage\.weights: .*solver/v1 is of run 'first', and 'second' .*: give each run"
     ):
         _commit(store, tmp_path / "model", run_id="second")
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_verify_sees_what_a_remote_store_lost_though_a_copy_is_here(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = WeightStore("mock://bucket/verify-" + damage)  # pyarrow's own, in the memory of this process
+    ref = _commit(store, _plain(tmp_path / "model"))
+    monkeypatch.setenv("TROUPE_CACHE", str(tmp_path / "cache"))
+    store.verify(ref)
+    filesystem, path = open_filesystem(f"{ref.uri}/{store.manifest(ref).folder}/model.safetensors")
+    assert filesystem is not None
+    if damage == "missing":
+        filesystem.delete_file(path)
+    else:
+        with filesystem.open_output_stream(path) as file:
+            file.write(b"cut")
+    with pytest.raises(ValueError, match=r"model.safetensors is missing|holds 5 bytes, the manifest says \d+"):
+        store.verify(ref)
