@@ -66,6 +66,8 @@ class WeightStore:
 
         With a `base` the folder is an adapter of it, in peft's layout.
 
+        Hidden files stay out, as a clone's `.git` with a second copy of the weights, and so do weights in folders below: no engine loads them.
+
         Raises ValueError if the folder holds no readable safetensors weights, a number in them is not finite, or the version that
         exists is another run's.
         """
@@ -75,7 +77,7 @@ class WeightStore:
             return existing
         source = Path(folder)
         names = sorted(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file())
-        names = [n for n in names if n != MANIFEST]
+        names = [n for n in names if n != MANIFEST and _is_part(n)]
         tensors = tensors_of(source, names)
         for name in names:
             if name.endswith(".safetensors"):
@@ -197,3 +199,9 @@ def refuse_other_run(ref: ModelVersionRef, run_id: str) -> None:
             f"storage.weights: {ref.uri} is of run {owner!r}, and {run_id!r} needs a version of this name: give each run a store of its own, "
             "or name the model group otherwise"
         )
+
+
+def _is_part(name: str) -> bool:
+    """Says whether a file of a model folder is part of the model."""
+    is_hidden = any(part.startswith(".") for part in name.split("/"))
+    return not is_hidden and not ("/" in name and name.endswith(".safetensors"))

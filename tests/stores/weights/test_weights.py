@@ -264,6 +264,20 @@ def test_a_version_of_another_run_is_not_taken_for_ones_own(store: WeightStore, 
         _commit(store, tmp_path / "model", run_id="second")
 
 
+def test_hidden_files_and_weights_of_other_layouts_are_no_part_of_a_version(tmp_path: Path) -> None:
+    """A cloned folder has its weights twice, in `.git/lfs`, too; every version trained from it had them again."""
+    folder = _plain(tmp_path / "model")
+    (folder / ".git" / "lfs").mkdir(parents=True)
+    shutil.copy(folder / "model.safetensors", folder / ".git" / "lfs" / "object")
+    (folder / "original").mkdir()
+    save_file({"w": np.zeros(4, np.float16)}, folder / "original" / "model.safetensors")
+    (folder / "original" / "params.json").write_text("{}")
+    store = WeightStore(str(tmp_path / "w"))
+    manifest = store.manifest(_commit(store, folder))
+    assert sorted(manifest.files) == ["config.json", "model.safetensors", "original/params.json"]
+    assert manifest.tensors == {"w": ("F32", (4,))}
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_verify_sees_what_a_remote_store_lost_though_a_copy_is_here(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
