@@ -44,7 +44,8 @@ class WeightStore:
 
     def uri_of(self, model_group: str, version: int) -> str:
         """Returns the folder of a version, whether it exists or not."""
-        if not model_group or "/" in model_group or model_group.startswith("."):
+        ends = "/?#" if is_uri(self.uri) else "/"  # in a URI the path ends at the others
+        if not model_group or model_group.startswith(".") or any(end in model_group for end in ends):
             raise ValueError(f"model group {model_group!r} cannot name a folder: use letters, digits, '-' and '_'")
         return f"{self.uri}/{model_group}/v{version}"
 

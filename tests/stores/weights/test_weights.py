@@ -305,3 +305,11 @@ def test_users_of_one_machine_have_copies_of_their_own(monkeypatch: pytest.Monke
         monkeypatch.setattr(os, "getuid", lambda user=user: user)
         folders.append(cache_folder().parent)
     assert folders[0] != folders[1] and folders[0].parent == folders[1].parent
+
+
+@pytest.mark.parametrize("name", ["solver#1", "solver?1"])
+def test_a_model_group_at_whose_name_the_path_of_a_uri_would_end_is_refused(tmp_path: Path, name: str) -> None:
+    """Its versions all had one folder, and a read of the first said `Not a regular file`."""
+    with pytest.raises(ValueError, match=r"model group 'solver.1' cannot name a folder: use letters"):
+        WeightStore("s3://bucket/weights").uri_of(name, 0)
+    assert WeightStore(str(tmp_path)).uri_of(name, 0) == f"{tmp_path}/{name}/v0"
