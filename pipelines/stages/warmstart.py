@@ -58,7 +58,9 @@ def warmstart(run: Run, *, progress: StepProgress | None = None) -> WarmStarted:
                 model_group=name,
                 run_id=run.run_id,
                 sequences=start.probes,
-                note="warm start" if settings else f"adopted from {start.folder}",
+                note="warm start"
+                if settings
+                else f"adopted from {run.config.model_groups[_members(run)[name][0]].model}",
             )
             for name, start in starts.items()
         }
@@ -290,7 +292,11 @@ def _local(model: str, scratch: Path) -> Path:
     from pyarrow import fs
 
     out = scratch / f"download-{sha256(model.encode()).hexdigest()[:12]}"
-    out.mkdir(exist_ok=True)
-    filesystem, path = open_filesystem(model)
-    fs.copy_files(path, str(out), source_filesystem=filesystem)
+    if not out.is_dir():  # another model group has the same one
+        out.mkdir()
+        filesystem, path = open_filesystem(model)
+        try:
+            fs.copy_files(path, str(out), source_filesystem=filesystem)
+        except FileNotFoundError:
+            raise ValueError(f"model folder {model} does not exist: give a folder in Hugging Face layout") from None
     return out

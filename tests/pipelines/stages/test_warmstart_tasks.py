@@ -8,11 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pyarrow import fs
 from transformers import AutoModelForCausalLM
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.stages.warmstart import _demonstrations, _TextSpy, warmstart
+from stores.files import open_filesystem
 from stores.types import EpisodeStatus
 from stores.weights.manifest import Probe
 from train_loops.config import TEAM, TinyModelConfig, WarmstartConfig
@@ -68,6 +70,23 @@ def test_demonstrations_for_a_tokenizer_that_is_not_made_are_refused() -> None:
     with pytest.raises(ValueError, match="tokenizer_demonstrations: only a `tiny_model` has a tokenizer"):
         WarmstartConfig(**settings)
     assert WarmstartConfig(**settings, tiny_model=TinyModelConfig()).tokenizer_demonstrations == 3
+
+
+def test_a_model_at_a_uri_is_named_by_it_and_missed_by_it(tmp_path: Path, tiny_model: Path) -> None:
+    """The manifest named the folder into which it was copied for a minute; a wrong URI was a FileNotFoundError without a fix."""
+    uri = "mock://bucket/models/tiny"  # pyarrow's own, in the memory of this process
+    filesystem, path = open_filesystem(uri)
+    assert filesystem is not None
+    filesystem.create_dir(path, recursive=True)
+    fs.copy_files(str(tiny_model), path, destination_filesystem=filesystem)
+    changes = {"storage.root": str(tmp_path), "warmstart": None, "model_groups.team.model": uri}
+    run = Run(load_config(SMALL, changes))
+    run.open()
+    assert run.weights.manifest(warmstart(run).models["team"]).note == f"adopted from {uri}"
+    wrong = Run(load_config(SMALL, {**changes, "run": "wrong", "model_groups.team.model": f"{uri}-2"}))
+    wrong.open()
+    with pytest.raises(ValueError, match=rf"model folder {uri}-2 does not exist: give a folder"):
+        warmstart(wrong)
 
 
 def test_version_zero_of_another_run_in_a_shared_store_is_refused(tmp_path: Path, tiny_model: Path) -> None:
