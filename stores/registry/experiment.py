@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
+from stores.files import local_path
 from stores.journal.sqlite import SqliteReader, absolute_sqlite, sqlite_file
 from stores.store_faults import UnreadableStore, name_sqlite_faults
 from stores.urls import ask_directly, is_loopback
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
 
 logger = logging.getLogger(__name__)
 
@@ -100,22 +102,40 @@ def connect(tracking_uri: str, *, is_read_only: bool = False) -> MlflowClient:
 
 
 def open_experiment(client: MlflowClient, artifact_root: str) -> str:
-    """Returns the id of Troupe's experiment, created if there is none, restored if it was deleted; its artifacts lie under `artifact_root`."""
+    """Returns the id of Troupe's experiment, created if there is none, restored if it was deleted; its artifacts lie under `artifact_root`.
+
+    MLflow keeps the place of an experiment for good: where the one of this name has another, as on a server on which runs of several
+    machines or buckets are shown, this root has an experiment of its own.
+    """
+    location = absolute(artifact_root)
+    experiment = _experiment(client, EXPERIMENT, location)
+    if _place(experiment.artifact_location) != _place(location):
+        experiment = _experiment(client, f"{EXPERIMENT} {_place(location)}", location)
+    if experiment.lifecycle_stage != "active":  # MLflow keeps its name, and takes no run for it
+        logger.warning("the experiment %r was deleted in MLflow: it is restored, with its runs", experiment.name)
+        client.restore_experiment(experiment.experiment_id)
+    return experiment.experiment_id
+
+
+def _experiment(client: MlflowClient, name: str, location: str) -> Experiment:
+    """Returns the experiment of this name, created at `location` if there is none."""
     from mlflow.exceptions import MlflowException
 
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    if experiment is None:
+    if (experiment := client.get_experiment_by_name(name)) is None:
         try:
-            return client.create_experiment(EXPERIMENT, artifact_location=absolute(artifact_root))
+            client.create_experiment(name, artifact_location=location)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process has just created it
                 raise
-            experiment = client.get_experiment_by_name(EXPERIMENT)
-    assert experiment is not None
-    if experiment.lifecycle_stage != "active":  # MLflow keeps its name, and takes no run for it
-        logger.warning("the experiment %r was deleted in MLflow: it is restored, with its runs", EXPERIMENT)
-        client.restore_experiment(experiment.experiment_id)
-    return experiment.experiment_id
+        experiment = client.get_experiment_by_name(name)
+    assert experiment is not None, f"{name} was just created"
+    return experiment
+
+
+def _place(location: str) -> str:
+    """Returns what two spellings of one place have in common: a folder may be reached by a link."""
+    location = location.rstrip("/")
+    return str(local_path(location).resolve()) if location.startswith("file:///") else location
 
 
 def find_run(client: MlflowClient, experiment_id: str, run_id: str) -> str | None:
