@@ -25,6 +25,7 @@ from pipelines.report.parts import found_of, parts_of
 from pipelines.report.result import run_report
 from pipelines.report.summaries import RECORD, SoFar, Summaries, iteration_summary
 from pipelines.report.summary import trained_agents
+from pipelines.run.champions import hold_mlflow
 from pipelines.run.run import Run, plain
 from pipelines.run.scoring import rewards_for
 from pipelines.stages.table import STAGES
@@ -69,7 +70,8 @@ def open_parent(run: Run) -> None:
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     params = dict(leaves(identity(run.config))) | {"config_sha256": run.config.sha256}
-    run.tracker.start(params=params, tags={"troupe.run": run.run_id})
+    with hold_mlflow(run):
+        run.tracker.start(params=params, tags={"troupe.run": run.run_id})
     run.tracker.log_dict("run.yaml", run.config.model_dump(mode="json"))
 
 

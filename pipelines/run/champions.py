@@ -46,6 +46,11 @@ def hold_promotion(run: Run) -> AbstractContextManager[Lease]:
     return run.journal.hold(run.run_id, "promotion", owner=stage_owner())
 
 
+def hold_mlflow(run: Run) -> AbstractContextManager[Lease]:
+    """Keeps others from making the MLflow run of this run, or registering its teams, at the same time."""
+    return run.journal.hold(run.run_id, "mlflow", owner=stage_owner())
+
+
 def followed(past: Sequence[Mapping[str, Any]]) -> int | None:
     """The champion that the last of these followed; None where there was none before it.
 

@@ -296,7 +296,7 @@ class Watchdog:
 
 def stacks_file(folder: str, name: str) -> Path:
     """`<folder>/stacks/<name>-<time>.txt`; where `folder` is a URI, below the folder for temporary files."""
-    root = Path(tempfile.gettempdir()) / "troupe" if "://" in folder else Path(folder)
+    root = Path(tempfile.gettempdir()) / f"troupe-{os.getuid()}" if "://" in folder else Path(folder)
     return root / "stacks" / f"{name}-{time.strftime('%Y%m%dT%H%M%S')}.txt"
 
 

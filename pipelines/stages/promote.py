@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.cluster.owner_links import owner_links, stage_owner
-from pipelines.run.champions import champion_version, history, hold_promotion, set_champion
+from pipelines.run.champions import champion_version, history, hold_mlflow, hold_promotion, set_champion
 from pipelines.run.iteration import Iteration
 from pipelines.run.kept_weights import drop_unneeded
 from pipelines.run.run import Run, plain
@@ -102,7 +102,9 @@ def _outdated(run: Run, models: Mapping[str, ModelVersionRef], version: int, eva
         why = f"the champion is no longer the one that it was compared with: {compared} then, {champion} now"
         return Decided(verdict="inconclusive", condition=f"{evaluated.condition}; {why}", team_version=version)
     # Numbers begin again where the registry was lost: the same number is the same team by its weights only.
-    if any(entry["team_version"] == version and entry.get("policy_versions", own) == own for entry in history(run)):
+    # The last champion of all was not sent back: where the journal's other line names one before it, this stage was killed between them.
+    past = history(run)[:-1]
+    if any(entry["team_version"] == version and entry.get("policy_versions", own) == own for entry in past):
         why = f"team version {version} has been the champion already, and was sent back"
         return Decided(verdict="reject", condition=f"{evaluated.condition}; {why}", team_version=version)
     return None
@@ -132,7 +134,8 @@ def register_team(
         code=run.code,
         provenance=provenance_of(run, models, iteration),
     )
-    version = run.registry.register(run.team_name, team, code=Path(__file__).with_name("team_model.py"))
+    with hold_mlflow(run):
+        version = run.registry.register(run.team_name, team, code=Path(__file__).with_name("team_model.py"))
     run.registry.set_alias(run.team_name, CANDIDATE, version)
     return version
 

@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from pipelines.run.kept_weights import weight_names
 from pipelines.run.run import Run
 from serve_apps.chat.tokenizer import READY, PromptSettings
 from serve_apps.episode.team import ActingTeam, TeamSpec
@@ -23,7 +24,7 @@ from stores.by_name import open_by_name
 from stores.files import is_uri, local_path, open_filesystem
 from stores.journal.stage_results import WarmStarted
 from stores.types import Trace, team_key
-from stores.weights.manifest import read_manifest
+from stores.weights.store import refuse_other_run
 
 if TYPE_CHECKING:
     from serve_apps.episode.demonstrate import ToolAnswers
@@ -57,7 +58,9 @@ def warmstart(run: Run, *, progress: StepProgress | None = None) -> WarmStarted:
                 model_group=name,
                 run_id=run.run_id,
                 sequences=start.probes,
-                note="warm start" if settings else f"adopted from {start.folder}",
+                note="warm start"
+                if settings
+                else f"adopted from {run.config.model_groups[_members(run)[name][0]].model}",
             )
             for name, start in starts.items()
         }
@@ -80,15 +83,10 @@ def warmstart(run: Run, *, progress: StepProgress | None = None) -> WarmStarted:
 
 
 def _check_owner(run: Run) -> None:
-    """ValueError where the store has another run's version 0 of a name: it would be taken for this run's."""
-    for group in run.config.model_groups:
-        for name in (group, run.config.weights_name(group)):
-            ref = run.weights.ref(name, 0)
-            if ref is not None and (owner := read_manifest(ref).run_id) != run.run_id:
-                raise ValueError(
-                    f"storage.weights: {run.weights_uri} has version 0 of {name!r} of run {owner!r}: give each run a store of its own, or "
-                    "name the model group otherwise"
-                )
+    """ValueError where the store has another run's versions of a name, also of the team's learner: they would be taken for this run's."""
+    for name in dict.fromkeys([*weight_names(run), *map(run.config.weights_name, run.config.model_groups)]):
+        for version in run.weights.versions(name)[:1]:
+            refuse_other_run(run.model_ref(name, version), run.run_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +292,11 @@ def _local(model: str, scratch: Path) -> Path:
     from pyarrow import fs
 
     out = scratch / f"download-{sha256(model.encode()).hexdigest()[:12]}"
-    out.mkdir(exist_ok=True)
-    filesystem, path = open_filesystem(model)
-    fs.copy_files(path, str(out), source_filesystem=filesystem)
+    if not out.is_dir():  # another model group has the same one
+        out.mkdir()
+        filesystem, path = open_filesystem(model)
+        try:
+            fs.copy_files(path, str(out), source_filesystem=filesystem)
+        except FileNotFoundError:
+            raise ValueError(f"model folder {model} does not exist: give a folder in Hugging Face layout") from None
     return out

@@ -14,18 +14,22 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
+from stores.files import local_path
 from stores.journal.sqlite import SqliteReader, absolute_sqlite, sqlite_file
 from stores.store_faults import UnreadableStore, name_sqlite_faults
 from stores.urls import ask_directly, is_loopback
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EXPERIMENT = "troupe"
 RUN_TAG = "troupe.run_id"
@@ -33,7 +37,9 @@ RUN_TAG = "troupe.run_id"
 ITERATION_TAG = "troupe.iteration"
 PARENT_TAG = "mlflow.parentRunId"
 MAX_NAME = 250
-NOT_IN_METRICS = re.compile(r"[^\w .:-]")
+NOT_IN_NAMES = re.compile(r"[^\w .:-]")
+CUT_PART = re.compile(r"/\.*$")
+"""Matches what a cut may leave of a name's last part, and MLflow refuses."""
 NO_ANSWER = re.compile(r"^API request to \S+ failed with (timeout )?exception", re.IGNORECASE)
 """Matches the client's message when no server has answered."""
 
@@ -96,22 +102,40 @@ def connect(tracking_uri: str, *, is_read_only: bool = False) -> MlflowClient:
 
 
 def open_experiment(client: MlflowClient, artifact_root: str) -> str:
-    """Returns the id of Troupe's experiment, created if there is none, restored if it was deleted; its artifacts lie under `artifact_root`."""
+    """Returns the id of Troupe's experiment, created if there is none, restored if it was deleted; its artifacts lie under `artifact_root`.
+
+    MLflow keeps the place of an experiment for good: where the one of this name has another, as on a server on which runs of several
+    machines or buckets are shown, this root has an experiment of its own.
+    """
+    location = absolute(artifact_root)
+    experiment = _experiment(client, EXPERIMENT, location)
+    if _place(experiment.artifact_location) != _place(location):
+        experiment = _experiment(client, f"{EXPERIMENT} {_place(location)}", location)
+    if experiment.lifecycle_stage != "active":  # MLflow keeps its name, and takes no run for it
+        logger.warning("the experiment %r was deleted in MLflow: it is restored, with its runs", experiment.name)
+        client.restore_experiment(experiment.experiment_id)
+    return experiment.experiment_id
+
+
+def _experiment(client: MlflowClient, name: str, location: str) -> Experiment:
+    """Returns the experiment of this name, created at `location` if there is none."""
     from mlflow.exceptions import MlflowException
 
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    if experiment is None:
+    if (experiment := client.get_experiment_by_name(name)) is None:
         try:
-            return client.create_experiment(EXPERIMENT, artifact_location=absolute(artifact_root))
+            client.create_experiment(name, artifact_location=location)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process has just created it
                 raise
-            experiment = client.get_experiment_by_name(EXPERIMENT)
-    assert experiment is not None
-    if experiment.lifecycle_stage != "active":  # MLflow keeps its name, and takes no run for it
-        logger.warning("the experiment %r was deleted in MLflow: it is restored, with its runs", EXPERIMENT)
-        client.restore_experiment(experiment.experiment_id)
-    return experiment.experiment_id
+        experiment = client.get_experiment_by_name(name)
+    assert experiment is not None, f"{name} was just created"
+    return experiment
+
+
+def _place(location: str) -> str:
+    """Returns what two spellings of one place have in common: a folder may be reached by a link."""
+    location = location.rstrip("/")
+    return str(local_path(location).resolve()) if location.startswith("file:///") else location
 
 
 def find_run(client: MlflowClient, experiment_id: str, run_id: str) -> str | None:
@@ -122,7 +146,10 @@ def find_run(client: MlflowClient, experiment_id: str, run_id: str) -> str | Non
 
 
 def open_run(client: MlflowClient, experiment_id: str, run_id: str) -> str:
-    """Returns the id of the MLflow run that keeps the Troupe run `run_id`, created if there is none."""
+    """Returns the id of the MLflow run that keeps the Troupe run `run_id`, created if there is none.
+
+    Of two processes that look at once each makes one, and the second is never found again: whoever may be the first has a lock.
+    """
     existing = find_run(client, experiment_id, run_id)
     if existing is not None:
         return existing
@@ -161,15 +188,15 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return dict(sorted(metrics.items(), key=lambda item: item[0].count("/")))
 
 
-def metric_names(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns figures under names that MLflow takes: parts of a name come from callers, such as the source of a task.
+def mlflow_names(values: Mapping[str, T]) -> dict[str, T]:
+    """Returns metrics, params or tags under names that MLflow takes: parts come from users, as the source of a task or a model group.
 
     Other characters, and parts of a path that are empty or dots, become `_`. What then has the name of an earlier one gets a number.
     """
-    named: dict[str, float] = {}
+    named: dict[str, T] = {}
     for name, value in values.items():
-        parts = [NOT_IN_METRICS.sub("_", part) for part in name.split("/")]
-        clean = "/".join(part if part.strip(".") else "_" for part in parts)[:MAX_NAME]
+        parts = [NOT_IN_NAMES.sub("_", part) for part in name.split("/")]
+        clean = CUT_PART.sub("", "/".join(part if part.strip(".") else "_" for part in parts)[:MAX_NAME])
         same = (f"{clean[: MAX_NAME - 5]}-{number}" for number in count(2))
         while clean in named:
             clean = next(same)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from stores.files import read_file
 from stores.journal.sqlite import sqlite_file
-from stores.registry.experiment import absolute, connect, metric_names, numbers, open_experiment, open_run
-from stores.registry.team import KEY_TAG, Team, TeamVersion, about_name, about_version, tags_of
+from stores.registry.experiment import absolute, connect, mlflow_names, numbers, open_experiment, open_run
+from stores.registry.team import IDENTITY_TAG, KEY_TAG, Team, TeamVersion, about_name, about_version, tags_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -59,8 +59,10 @@ class TeamRegistry:
         Args: code: a file that MLflow runs to load the team as a pyfunc model ("models from code").
         """
         self._make_name(name)
-        # Found by its content: a stage that died after registering may run again.
-        same = self._client.search_model_versions(f"name = {_quote(name)} and tags.`{KEY_TAG}` = '{team.sha256}'")
+        # Found by what it is: a stage that died after registering may run again, from another commit or with another `iterations`.
+        same = self._client.search_model_versions(
+            f"name = {_quote(name)} and tags.`{IDENTITY_TAG}` = '{team.identity}'"
+        )
         entry = min(same, key=lambda v: int(v.version)) if same else self._create_version(name, team, code=code)
         version = int(entry.version)
         if not entry.description:  # the last write
@@ -219,7 +221,7 @@ class TeamRegistry:
         now_ms = int(time.time() * 1000)
         metrics = [
             Metric(path, value, now_ms, team.iteration, model_id=model_id, run_id=mlflow_run)
-            for path, value in metric_names(numbers(team.evaluation, "team")).items()
+            for path, value in mlflow_names(numbers(team.evaluation, "team")).items()
         ]
         if metrics:
             self._client.log_batch(mlflow_run, metrics=metrics[:1000])

@@ -13,6 +13,7 @@ from stores.registry.experiment import numbers
 from stores.types import ModelVersionRef
 
 KEY_TAG = "troupe.team_sha256"
+IDENTITY_TAG = "troupe.identity"
 MAX_DESCRIPTION_LENGTH = 5000
 """MLflow accepts so many characters on any of its databases."""
 
@@ -48,6 +49,13 @@ class Team(Record):
         return sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
     @property
+    def identity(self) -> str:
+        """Identifies the team by what was trained and evaluated, whatever of config, code and commit may change between two attempts."""
+        names = ("workflow", "prompts", "credit", "models", "run_id", "iteration")
+        data = {name: value for name, value in asdict(self).items() if name in names}
+        return sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+    @property
     def prompts_sha256(self) -> str:
         """Identifies the prompts, like `Workflow.prompts_sha256`."""
         return sha256(json.dumps(dict(self.prompts), sort_keys=True).encode()).hexdigest()
@@ -73,6 +81,7 @@ def tags_of(team: Team) -> dict[str, str]:
     evaluation = numbers(team.evaluation)
     tags = {
         KEY_TAG: team.sha256,
+        IDENTITY_TAG: team.identity,
         "troupe.run_id": team.run_id,
         "troupe.iteration": str(team.iteration),
         "troupe.git_commit": team.git_commit,

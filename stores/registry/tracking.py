@@ -6,7 +6,6 @@ found by their tags after a restart. Nothing is read back: the journal and the t
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from stores.registry.experiment import (
     absolute,
     connect,
     find_child,
-    metric_names,
+    mlflow_names,
     open_experiment,
     open_run,
     run_url,
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 MAX_PARAM_LENGTH = 6000
-NOT_IN_NAMES = re.compile(r"[^\w .:-]")
-"""What MLflow refuses in the names of params, and slashes, which it takes for paths."""
 BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 """MLflow accepts so many entries in one call."""
 
@@ -69,14 +66,14 @@ class RunTracker:
         if run.info.status != "RUNNING":
             self._client.update_run(self.mlflow_run_id, status="RUNNING")
         old = run.data.params
-        named = {NOT_IN_NAMES.sub("_", name): str(value)[:MAX_PARAM_LENGTH] for name, value in (params or {}).items()}
+        named = {name: str(value)[:MAX_PARAM_LENGTH] for name, value in mlflow_names(params or {}).items()}
         new = {name: value for name, value in named.items() if name not in old}
         from mlflow.entities import Param, RunTag
 
         self._log(
             self.mlflow_run_id,
             params=[Param(n, v) for n, v in new.items()],
-            tags=[RunTag(n, v) for n, v in (tags or {}).items()],
+            tags=[RunTag(n, v) for n, v in mlflow_names(tags or {}).items()],
         )
         return self.mlflow_run_id
 
@@ -113,9 +110,9 @@ class RunTracker:
             )
             child = created.info.run_id
         known = self._client.get_run(child).data.metrics
-        points = _metrics({n: v for n, v in metric_names(metrics).items() if known.get(n) != v}, iteration, ended_at)
+        points = _metrics({n: v for n, v in mlflow_names(metrics).items() if known.get(n) != v}, iteration, ended_at)
         self._log(parent, metrics=points)
-        self._log(child, metrics=points, tags=[RunTag(n, v) for n, v in tags.items()])
+        self._log(child, metrics=points, tags=[RunTag(n, v) for n, v in mlflow_names(tags).items()])
         self._client.set_terminated(child, "FINISHED", int(ended_at * 1000))
         return MlflowRef(mlflow_run_id=child, mlflow_url=run_url(self.tracking_uri, experiment, child))
 
@@ -158,4 +155,4 @@ class RunTracker:
 def _metrics(values: Mapping[str, float], iteration: int, at: float) -> list[Metric]:
     from mlflow.entities import Metric
 
-    return [Metric(name, float(value), int(at * 1000), iteration) for name, value in metric_names(values).items()]
+    return [Metric(name, float(value), int(at * 1000), iteration) for name, value in mlflow_names(values).items()]

@@ -44,7 +44,8 @@ class WeightStore:
 
     def uri_of(self, model_group: str, version: int) -> str:
         """Returns the folder of a version, whether it exists or not."""
-        if not model_group or "/" in model_group or model_group.startswith("."):
+        ends = "/?#" if is_uri(self.uri) else "/"  # in a URI the path ends at the others
+        if not model_group or model_group.startswith(".") or any(end in model_group for end in ends):
             raise ValueError(f"model group {model_group!r} cannot name a folder: use letters, digits, '-' and '_'")
         return f"{self.uri}/{model_group}/v{version}"
 
@@ -66,14 +67,18 @@ class WeightStore:
 
         With a `base` the folder is an adapter of it, in peft's layout.
 
-        Raises ValueError if the folder holds no readable safetensors weights, or a number in them is not finite.
+        Hidden files stay out, as a clone's `.git` with a second copy of the weights, and so do weights in folders below: no engine loads them.
+
+        Raises ValueError if the folder holds no readable safetensors weights, a number in them is not finite, or the version that
+        exists is another run's.
         """
         existing = self.ref(model_group, version)
         if existing is not None:
+            refuse_other_run(existing, run_id)
             return existing
         source = Path(folder)
         names = sorted(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file())
-        names = [n for n in names if n != MANIFEST]
+        names = [n for n in names if n != MANIFEST and _is_part(n)]
         tensors = tensors_of(source, names)
         for name in names:
             if name.endswith(".safetensors"):
@@ -102,6 +107,7 @@ class WeightStore:
         # Read again: another process may have finished first, and then its version counts.
         ref = self.ref(model_group, version)
         assert ref is not None, f"{target} was just committed"
+        refuse_other_run(ref, run_id)
         return ref
 
     def ref(self, model_group: str, version: int) -> ModelVersionRef | None:
@@ -170,5 +176,33 @@ class WeightStore:
         return fetch(ref, cache_dir)
 
     def verify(self, ref: ModelVersionRef) -> None:
-        """Reads all files of a version; ValueError names the first that is missing or differs from the manifest."""
-        verify_folder(self.fetch(ref), read_manifest(ref))
+        """Reads all files of a version; ValueError names the first that is missing or differs from the manifest.
+
+        Of a remote store the copy on this machine is read, and the store asked whether it still has all of it.
+        """
+        manifest = read_manifest(ref)
+        if is_uri(ref.uri):
+            folder = f"{ref.uri}/{manifest.folder}"
+            sizes = {file.name: file.size_bytes for file in list_files(folder)}
+            if missing := sorted(manifest.files.keys() - sizes):
+                raise ValueError(f"{folder}/{missing[0]} is missing, the manifest lists it")
+            if (size_bytes := sum(sizes[name] for name in manifest.files)) != manifest.size_bytes:
+                raise ValueError(
+                    f"{folder} holds {size_bytes} bytes, the manifest says {manifest.size_bytes}: it was changed or cut"
+                )
+        verify_folder(self.fetch(ref), manifest)
+
+
+def refuse_other_run(ref: ModelVersionRef, run_id: str) -> None:
+    """Raises ValueError where another run made a version: it would be taken for one of `run_id`."""
+    if (owner := read_manifest(ref).run_id) != run_id:
+        raise ValueError(
+            f"storage.weights: {ref.uri} is of run {owner!r}, and {run_id!r} needs a version of this name: give each run a store of its own, "
+            "or name the model group otherwise"
+        )
+
+
+def _is_part(name: str) -> bool:
+    """Says whether a file of a model folder is part of the model."""
+    is_hidden = any(part.startswith(".") for part in name.split("/"))
+    return not is_hidden and not ("/" in name and name.endswith(".safetensors"))

@@ -103,8 +103,9 @@ def _remove(copy: Path) -> None:
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """Returns the folder in which this machine keeps copies of remote versions."""
-    return Path(cache_dir or os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / "troupe") / "weights"
+    """Returns the folder in which this machine keeps this user's copies of remote versions."""
+    own = Path(tempfile.gettempdir()) / f"troupe-{os.getuid()}"  # another user's could not be written to
+    return Path(cache_dir or os.environ.get("TROUPE_CACHE") or own) / "weights"
 
 
 def evict(cache: Path, *, num_kept: int = NUM_CACHED, used_s: float = CACHED_S) -> int:

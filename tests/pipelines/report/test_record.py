@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from pipelines.config.run_config import load_config
 from pipelines.report import record as record_module
 from pipelines.run.run import Run
 from pipelines.stages.score import score
+from stores.registry import experiment
 from stores.types import EpisodeRewards, Purpose, Trace
 
 pytestmark = pytest.mark.test
@@ -104,3 +108,25 @@ def test_the_page_goes_into_mlflow_with_the_first_iterations_then_every_so_often
     tracker.files.clear()
     record_module.finish_parent(run)
     assert {"report.html", "report.json"} <= set(tracker.files)
+
+
+def test_two_processes_that_begin_a_run_at_once_show_it_as_one(
+    tmp_path: Path, mlflow_place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each made an MLflow run of its own, and what one of them logged was on a page that nobody found again."""
+    tracking, artifacts = mlflow_place
+    where = {"storage.root": str(tmp_path), "storage.mlflow": tracking, "storage.artifacts": artifacts}
+    runs = [Run(load_config(SMALL, {**where, "run": "at-once"})) for _ in range(3)]
+    looked, find = threading.Barrier(2), experiment.find_run
+
+    def find_both(*place: Any) -> str | None:
+        found = find(*place)
+        if found is None:
+            with suppress(threading.BrokenBarrierError):
+                looked.wait(3)
+        return found
+
+    monkeypatch.setattr(experiment, "find_run", find_both)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(record_module.open_parent, runs[:2]))
+    assert len({run.tracker.mlflow_run_id for run in runs}) == 1

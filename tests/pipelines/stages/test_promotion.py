@@ -280,6 +280,24 @@ def test_a_verdict_against_a_champion_that_is_champion_no_more_promotes_nothing(
     assert ("put 2" in done) == (decided.verdict == "promote" and how != "never")
 
 
+def test_a_promotion_that_was_killed_between_its_two_lines_in_the_journal_is_finished(
+    scene: tuple[Run, Registry, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The history named the new champion already, the other line the old one: the repetition took it for one that was sent back."""
+    run, registry, _ = scene
+    set_champion(run, registry.teams[1].models, 1, reason="the first team")
+    before = run.journal.value(run.run_id, RunValue.CHAMPION)
+    assert before is not None
+    set_champion(run, registry.teams[2].models, 2, reason="gain +0.2")
+    run.journal.put_value(run.run_id, RunValue.CHAMPION, before)
+    monkeypatch.setattr(promotion, "register_team", lambda run, models, **more: 2)
+    finish(run, 1, trained(model=registry.teams[2].models[GROUP]), GROUP)
+    finish(run, 1, better_than(1))
+    run_stage(run, "promote", 1)
+    assert (run.iteration(1).decided.verdict, champion_version(run), registry.aliases[CHAMPION]) == ("promote", 2, 2)
+    assert [entry["team_version"] for entry in history(run)] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("how", "canary", "verdict", "champion"),
     [

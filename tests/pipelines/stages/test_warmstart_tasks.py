@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from pyarrow import fs
 from transformers import AutoModelForCausalLM
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
 from pipelines.stages.warmstart import _demonstrations, _TextSpy, warmstart
+from stores.files import open_filesystem
 from stores.types import EpisodeStatus
-from train_loops.config import TinyModelConfig, WarmstartConfig
+from stores.weights.manifest import Probe
+from train_loops.config import TEAM, TinyModelConfig, WarmstartConfig
+from train_loops.extensions.whole_team.trainer import train_team_learner
 
 pytestmark = pytest.mark.test
 
@@ -66,6 +72,23 @@ def test_demonstrations_for_a_tokenizer_that_is_not_made_are_refused() -> None:
     assert WarmstartConfig(**settings, tiny_model=TinyModelConfig()).tokenizer_demonstrations == 3
 
 
+def test_a_model_at_a_uri_is_named_by_it_and_missed_by_it(tmp_path: Path, tiny_model: Path) -> None:
+    """The manifest named the folder into which it was copied for a minute; a wrong URI was a FileNotFoundError without a fix."""
+    uri = "mock://bucket/models/tiny"  # pyarrow's own, in the memory of this process
+    filesystem, path = open_filesystem(uri)
+    assert filesystem is not None
+    filesystem.create_dir(path, recursive=True)
+    fs.copy_files(str(tiny_model), path, destination_filesystem=filesystem)
+    changes = {"storage.root": str(tmp_path), "warmstart": None, "model_groups.team.model": uri}
+    run = Run(load_config(SMALL, changes))
+    run.open()
+    assert run.weights.manifest(warmstart(run).models["team"]).note == f"adopted from {uri}"
+    wrong = Run(load_config(SMALL, {**changes, "run": "wrong", "model_groups.team.model": f"{uri}-2"}))
+    wrong.open()
+    with pytest.raises(ValueError, match=rf"model folder {uri}-2 does not exist: give a folder"):
+        warmstart(wrong)
+
+
 def test_version_zero_of_another_run_in_a_shared_store_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     """It was taken for this run's own, whatever model its config names."""
     changes = {
@@ -79,5 +102,25 @@ def test_version_zero_of_another_run_in_a_shared_store_is_refused(tmp_path: Path
         run.open()
     made = warmstart(first)
     assert warmstart(first).models == made.models, "its own"
-    with pytest.raises(ValueError, match=r"storage\.weights: .* has version 0 of 'team' of run 'first': give each run"):
+    with pytest.raises(ValueError, match=r"storage\.weights: .*/team/v0 is of run 'first', .*: give each run"):
         warmstart(second)
+
+
+def test_the_learner_of_another_runs_team_in_a_shared_store_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    """Its values were taken for those of this run's episodes."""
+    changes = {
+        "storage.root": str(tmp_path),
+        "storage.weights": str(tmp_path / "weights"),
+        "warmstart": None,
+        "train.algorithm": "mappo",
+        "model_groups": {"own": {"agents": ["solver", "verifier", "refiner", "finalizer"], "model": str(tiny_model)}},
+    }
+    run = Run(load_config(SMALL, changes))
+    run.open()
+    commit = partial(run.weights.commit, tiny_model, model_group=TEAM, version=1, parent=None, iteration=1)
+    ref = commit(run_id="first", probe=Probe(sequences=(), logprobs=()))
+    with pytest.raises(ValueError, match=r"storage\.weights: .*/team/v1 is of run 'first', and 'small' needs"):
+        warmstart(run)
+    job = SimpleNamespace(weights_uri=run.weights_uri, version=ref.version, run_id=run.run_id)
+    with pytest.raises(ValueError, match=r"storage\.weights: .*/team/v1 is of run 'first', and 'small' needs"):
+        train_team_learner(job)  # type: ignore[arg-type]

@@ -73,6 +73,8 @@ def test_the_same_team_is_registered_once(mlflow_place: tuple[str, str]) -> None
     versions = [registry.register("once", _team(1)) for _ in range(2)]
     versions.append(registry.register("once", _team(1, evaluation={"accuracy": 0.1})))
     assert versions == [1, 1, 1]
+    later = {"config": {"iterations": 20}, "git_commit": "4567def", "code": {"own.py": "edited"}}
+    assert registry.register("once", _team(1, **later)) == 1, "a stage that is repeated after `iterations` was raised"
     assert registry.register("once", _team(1, prompts={"solver": "Other"})) == 2
     assert registry.load("once", 1) == (1, _team(1))
 
@@ -258,3 +260,21 @@ def test_a_team_registered_with_code_is_a_model_that_mlflow_loads_by_alias(
 def test_a_team_of_another_version_of_troupe_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"Team cannot be read: .*origin: is an unknown key"):
         Team.from_text(_team().to_text().replace('"git_commit"', '"origin"'))
+
+
+def test_a_run_with_another_root_on_one_server_keeps_its_teams_under_its_own(
+    mlflow_place: tuple[str, str], tmp_path: Path
+) -> None:
+    """They lay under the root of whoever was first on the server: a folder of another machine, or another bucket."""
+    tracking, first_root = mlflow_place
+    TeamRegistry(tracking, first_root).register("first-root", _team(1))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    own = TeamRegistry(tracking, str(tmp_path / "own"))
+    assert own.load("own-root", own.register("own-root", _team(1))) == (1, _team(1))
+    client = MlflowClient(tracking, tracking)
+    assert client.get_model_version("own-root", "1").source.startswith(f"file://{tmp_path}/own/")
+    experiments = len(client.search_experiments())
+    for registry in (TeamRegistry(tracking, first_root), TeamRegistry(tracking, str(tmp_path / "link"))):
+        registry.register("again", _team(2))
+    assert len(client.search_experiments()) == experiments, "a link leads to the same place"

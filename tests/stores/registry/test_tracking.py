@@ -24,7 +24,7 @@ def test_a_restarted_run_goes_on_in_the_same_mlflow_run(mlflow_place: tuple[str,
     run = second._client.get_run(second.mlflow_run_id)
     assert run.info.status == "RUNNING" and run.info.run_name == "restarted"
     assert (run.data.params["seed"], run.data.params["iterations"], run.data.tags["commit"]) == ("1", "5", "abc")
-    assert run.data.params["settings.http:___a_"] == "2"
+    assert run.data.params["settings.http:/_/_a_"] == "2"
     assert Path(second._client.download_artifacts(second.mlflow_run_id, "run.yaml")).read_text() == "seed: 1\n"
     history = second._client.get_metric_history(second.mlflow_run_id, "train/m3")
     assert [(m.step, m.value) for m in history] == [(0, 1.5), (1, 7.0)]
@@ -98,3 +98,18 @@ def test_an_experiment_that_was_deleted_in_mlflow_is_restored_with_its_runs(mlfl
     assert RunTracker(*mlflow_place, "before").start() == before.mlflow_run_id != other.mlflow_run_id
     client.delete_run(before.mlflow_run_id)
     assert RunTracker(*mlflow_place, "before").start() != before.mlflow_run_id
+
+
+def test_whatever_users_call_their_model_groups_is_shown(mlflow_place: tuple[str, str]) -> None:
+    """MLflow refused the tag of model group `solver (7B)`, and no iteration of the run was recorded."""
+    tracker = RunTracker(*mlflow_place, "odd-names")
+    params = {"model_groups.a+b.model": 1, "model_groups.a@b.model": 2, "k" * 300: 3}
+    tracker.start(params, {"troupe.of (x)": "y"})
+    run = tracker._client.get_run(tracker.mlflow_run_id)
+    assert sorted(run.data.params.values()) == ["1", "2", "3"] and run.data.tags["troupe.of _x_"] == "y"
+    cut = {"train/" + "a" * 243 + end: number for number, end in enumerate(("/b", "/..x", "/.x"))}
+    names = {f"troupe.policy_version.{group}": "1" for group in ("solver (7B)", "solver [7B]", "g" * 300)}
+    shown = tracker.log_iteration(1, metrics=cut, tags=names, started_at=1.0, ended_at=2.0)
+    child = tracker._client.get_run(shown.mlflow_run_id)
+    assert sorted(child.data.metrics.values()) == [0, 1, 2]
+    assert len([name for name in child.data.tags if name.startswith("troupe.policy_version.")]) == 3

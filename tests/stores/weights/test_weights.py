@@ -14,14 +14,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mounts import on_full_disk
+from safetensors.numpy import save_file
 
+from stores.files import open_filesystem
 from stores.types import ModelVersionRef
 from stores.weights import weight_cache
 from stores.weights.manifest import Manifest, Probe, read_safetensors_header, verify_folder
 from stores.weights.store import WeightStore
-from stores.weights.weight_cache import CACHED_S, evict, fetch
+from stores.weights.weight_cache import CACHED_S, cache_folder, evict, fetch
 from stores.weights.weight_files import Folder
 
 pytestmark = pytest.mark.test
@@ -242,3 +245,71 @@ def test_a_version_that_does_not_fit_on_the_disk_is_named_and_leaves_nothing(tmp
     done = on_full_disk(store, [sys.executable, "-c", commit, store, tiny_model], spare_kib=200)
     named = f"{errno.ENOSPC} {store}/g/v1/"
     assert done.stdout.startswith(named) and done.stdout.endswith("[]\n[]\n"), done.stdout + done.stderr
+
+
+def _plain(folder: Path) -> Path:
+    """A folder with config and weights."""
+    folder.mkdir(parents=True)
+    save_file({"w": np.zeros(4, np.float32)}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_version_of_another_run_is_not_taken_for_ones_own(store: WeightStore, tmp_path: Path) -> None:
+    ref = _commit(store, _plain(tmp_path / "model"), run_id="first")
+    assert _commit(store, tmp_path / "model", run_id="first") == ref
+    with pytest.raises(
+        ValueError, match=r"storage\.weights: .*solver/v1 is of run 'first', and 'second' .*: give each run"
+    ):
+        _commit(store, tmp_path / "model", run_id="second")
+
+
+def test_hidden_files_and_weights_of_other_layouts_are_no_part_of_a_version(tmp_path: Path) -> None:
+    """A cloned folder has its weights twice, in `.git/lfs`, too; every version trained from it had them again."""
+    folder = _plain(tmp_path / "model")
+    (folder / ".git" / "lfs").mkdir(parents=True)
+    shutil.copy(folder / "model.safetensors", folder / ".git" / "lfs" / "object")
+    (folder / "original").mkdir()
+    save_file({"w": np.zeros(4, np.float16)}, folder / "original" / "model.safetensors")
+    (folder / "original" / "params.json").write_text("{}")
+    store = WeightStore(str(tmp_path / "w"))
+    manifest = store.manifest(_commit(store, folder))
+    assert sorted(manifest.files) == ["config.json", "model.safetensors", "original/params.json"]
+    assert manifest.tensors == {"w": ("F32", (4,))}
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_verify_sees_what_a_remote_store_lost_though_a_copy_is_here(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = WeightStore("mock://bucket/verify-" + damage)  # pyarrow's own, in the memory of this process
+    ref = _commit(store, _plain(tmp_path / "model"))
+    monkeypatch.setenv("TROUPE_CACHE", str(tmp_path / "cache"))
+    store.verify(ref)
+    filesystem, path = open_filesystem(f"{ref.uri}/{store.manifest(ref).folder}/model.safetensors")
+    assert filesystem is not None
+    if damage == "missing":
+        filesystem.delete_file(path)
+    else:
+        with filesystem.open_output_stream(path) as file:
+            file.write(b"cut")
+    with pytest.raises(ValueError, match=r"model.safetensors is missing|holds 5 bytes, the manifest says \d+"):
+        store.verify(ref)
+
+
+def test_users_of_one_machine_have_copies_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one could not write beside those of the first: PermissionError on /tmp/troupe."""
+    monkeypatch.delenv("TROUPE_CACHE", raising=False)
+    folders = []
+    for user in (1000, 1001):
+        monkeypatch.setattr(os, "getuid", lambda user=user: user)
+        folders.append(cache_folder().parent)
+    assert folders[0] != folders[1] and folders[0].parent == folders[1].parent
+
+
+@pytest.mark.parametrize("name", ["solver#1", "solver?1"])
+def test_a_model_group_at_whose_name_the_path_of_a_uri_would_end_is_refused(tmp_path: Path, name: str) -> None:
+    """Its versions all had one folder, and a read of the first said `Not a regular file`."""
+    with pytest.raises(ValueError, match=r"model group 'solver.1' cannot name a folder: use letters"):
+        WeightStore("s3://bucket/weights").uri_of(name, 0)
+    assert WeightStore(str(tmp_path)).uri_of(name, 0) == f"{tmp_path}/{name}/v0"

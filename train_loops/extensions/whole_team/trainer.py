@@ -16,7 +16,7 @@ from stores.journal.stage_results import TrainAnswer
 from stores.traces.store import TraceStore
 from stores.types import ModelVersionRef
 from stores.weights.manifest import Probe
-from stores.weights.store import WeightStore
+from stores.weights.store import WeightStore, refuse_other_run
 from train_loops.config import TEAM
 from train_loops.signal.team_signal import write_signal
 from train_loops.train_job import TrainJob, train_parts
@@ -34,6 +34,7 @@ def train_team_learner(job: TrainJob) -> TrainAnswer:
     store = WeightStore(job.weights_uri)
     existing = store.ref(TEAM, job.version)
     if existing is not None:  # an earlier try has committed it: its result is the answer
+        refuse_other_run(existing, job.run_id)
         return replace(TrainAnswer.from_text((store.fetch(existing) / RESULT_FILE).read_text()), model=existing)
     began = time.time()
     traces = TraceStore(job.traces_uri)
