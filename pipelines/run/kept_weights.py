@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 from pipelines.run.champions import champion_version, history
-from pipelines.run.run import Run
+from pipelines.run.run import Run, absolute
 from stores.files import FileEntry, list_files, read_file, remove_folder
 from stores.journal.journal import StageRow
 from stores.journal.run_values import RunValue
@@ -51,11 +51,11 @@ def drop_unneeded(run: Run) -> int:
         return 0
     freed = 0
     kept, resumed = needed_versions(run), resumed_versions(run)
-    needed = {run.weights.manifest(ref).checkpoint for ref in _refs(run, resumed)}
+    needed = needed_checkpoints(run, resumed)
     for folder in sorted(folders, key=version_of_checkpoint):
         # A model group's trainer may be writing the checkpoint of a version that is not committed yet.
         is_committed = version_of_checkpoint(folder) <= max(resumed[group_of_checkpoint(folder)], default=0)
-        if freed < excess and folder not in needed and is_committed:
+        if freed < excess and absolute(folder) not in needed and is_committed:
             remove_folder(folder, keeps_folder=True)  # Ray Train may know it, and fails where it is gone
             freed += folders[folder]
     for group, version in sorted(sizes, key=lambda item: (item[1], item[0])):
@@ -163,6 +163,15 @@ def checkpoint_files(run: Run) -> dict[str, list[FileEntry]]:
     return files
 
 
+def needed_checkpoints(run: Run, versions: Mapping[str, Collection[int]]) -> set[str]:
+    """Returns the checkpoints that training from these versions resumes, each as `absolute` makes it of its folder.
+
+    A run's folder that was moved and linked has two names: manifests, and lists of apps, have the one that it had then.
+    """
+    refs = [run.weights.ref(group, number) for group, numbers in versions.items() for number in numbers]
+    return {absolute(run.weights.manifest(ref).checkpoint) for ref in refs if ref is not None}
+
+
 def group_of_checkpoint(folder: str) -> str:
     """Returns the model group whose training a checkpoint's folder holds."""
     return folder.rpartition("/")[2].rsplit("-", 2)[0]
@@ -171,13 +180,6 @@ def group_of_checkpoint(folder: str) -> str:
 def version_of_checkpoint(folder: str) -> int:
     """Returns the version whose training a checkpoint's folder holds."""
     return int(folder.rsplit("-", 2)[1].removeprefix("v"))
-
-
-def _refs(run: Run, versions: Versions) -> Iterator[ModelVersionRef]:
-    for group, numbers in versions.items():
-        for number in numbers:
-            if (ref := run.weights.ref(group, number)) is not None:
-                yield ref
 
 
 def _keep(kept: Versions, more: Iterator[Mapping[str, int]] | Sequence[Mapping[str, int]]) -> None:
@@ -235,7 +237,9 @@ def _deployed(run: Run) -> Iterator[Mapping[str, int]]:
                 yield from find(item)
         elif isinstance(value, dict):
             if isinstance(value.get("uri"), str) and isinstance(value.get("version"), int):
-                yield from ({g: value["version"]} for g in weight_names(run) if value["uri"] == run.weights.uri_of(g, value["version"]))  # fmt: skip
+                for group in weight_names(run):
+                    if absolute(value["uri"]) == absolute(run.weights.uri_of(group, value["version"])):
+                        yield {group: value["version"]}
             for item in value.values():
                 yield from find(item)
 

@@ -51,7 +51,7 @@ class Run:
     @property
     def folder(self) -> str:
         """Where the run keeps what is not given a URI of its own."""
-        return _join(_absolute(self.config.storage.root), self.run_id)
+        return _join(absolute(self.config.storage.root), self.run_id)
 
     @cached_property
     def journal(self) -> Journal:
@@ -89,12 +89,12 @@ class Run:
     @property
     def traces_uri(self) -> str:
         """Names the LanceDB folder of the trace store, as a path or URI."""
-        return _absolute(self.config.storage.traces) or _join(self.folder, "traces")
+        return absolute(self.config.storage.traces) or _join(self.folder, "traces")
 
     @property
     def served_uri(self) -> str:
         """LanceDB URI of the answers to people that may be kept."""
-        return _absolute(self.config.storage.served) or _join(self.folder, "served")
+        return absolute(self.config.storage.served) or _join(self.folder, "served")
 
     @cached_property
     def weights(self) -> WeightStore:
@@ -104,13 +104,13 @@ class Run:
     @property
     def weights_uri(self) -> str:
         """Folder or URI of the model versions."""
-        return _absolute(self.config.storage.weights) or _join(self.folder, "weights")
+        return absolute(self.config.storage.weights) or _join(self.folder, "weights")
 
     @property
     def _mlflow(self) -> tuple[str, str]:
-        root = _absolute(self.config.storage.root)
+        root = absolute(self.config.storage.root)
         tracking = self.config.storage.mlflow or sqlite_url(_join(root, "mlflow.db"))
-        return tracking, _absolute(self.config.storage.artifacts) or _join(root, "mlflow-artifacts")
+        return tracking, absolute(self.config.storage.artifacts) or _join(root, "mlflow-artifacts")
 
     @cached_property
     def registry(self) -> TeamRegistry:
@@ -317,7 +317,7 @@ class Run:
         A copy may be served as long as these are there; to go on with it would write to both.
         """
         begun = self.journal.value(self.run_id, RunValue.FOLDER)
-        if begun is None or (there := _absolute(begun["folder"])) == _absolute(self.folder):
+        if begun is None or (there := absolute(begun["folder"])) == absolute(self.folder):
             return
         where = f"run {self.run_id!r} was begun in {there}, which its results name, and is now in {self.folder}"
         if is_uri(there) or not local_path(there).exists():
@@ -351,8 +351,8 @@ def plain(ref: Any) -> dict[str, Any]:
     return asdict(ref)
 
 
-def _absolute(uri: str) -> str:
-    """URIs and empty strings as they are, paths made absolute: Ray workers run in other folders."""
+def absolute(uri: str) -> str:
+    """URIs and empty strings as they are, paths made absolute and without links: Ray workers run in other folders, and folders move."""
     return uri if not uri or is_uri(uri) else str(local_path(uri).resolve())
 
 

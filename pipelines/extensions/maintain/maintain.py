@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.cluster.owner_links import stage_owner
-from pipelines.run.kept_weights import checkpoint_files, is_of, maintained_versions, weight_names
-from pipelines.run.run import Run
+from pipelines.run.kept_weights import checkpoint_files, is_of, maintained_versions, needed_checkpoints, weight_names
+from pipelines.run.run import Run, absolute
 from stores.files import list_files, remove_folder
 from stores.journal.journal import DONE, RUNNING, StageKey, StageRow
 from stores.journal.stage_results import Decided
@@ -272,17 +272,14 @@ def _refs(rows: list[StageRow]) -> Iterator[TracesRef | RewardsRef]:
 
 def _checkpoints(run: Run, kept: Mapping[str, set[int]], *, older_than_s: float) -> dict[str, int]:
     """Bytes by folder of the training states that no kept version resumes from and nobody has changed for so long."""
-    needed = set()
-    for group, versions in kept.items():
-        # Later ones are committed, but not recorded: a stage that was stopped in between resumes from them.
-        later = [version for version in run.weights.versions(group) if version > max(versions, default=0)]
-        refs = [run.weights.ref(group, version) for version in (*versions, *later)]
-        needed |= {run.weights.manifest(ref).checkpoint for ref in refs if ref is not None}
+    # Later ones are committed, but not recorded: a stage that was stopped in between resumes from them.
+    later = {group: {v for v in run.weights.versions(group) if v > max(kept[group], default=0)} for group in kept}
+    needed = needed_checkpoints(run, {group: versions | later[group] for group, versions in kept.items()})
     limit = time.time() - older_than_s
     return {
         folder: sum(file.size_bytes for file in files)
         for folder, files in checkpoint_files(run).items()
-        if folder not in needed and max(file.changed_at for file in files) < limit
+        if absolute(folder) not in needed and max(file.changed_at for file in files) < limit
     }
 
 

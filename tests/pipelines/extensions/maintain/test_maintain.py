@@ -231,6 +231,23 @@ def test_what_a_run_deployed_on_another_runs_cluster_stays(run: Run, play: Play)
     assert 5 in run.weights.versions(GROUP) and 6 not in run.weights.versions(GROUP)
 
 
+def test_what_a_run_needs_stays_where_its_folder_was_moved_and_linked(run: Run, play: Play, tmp_path: Path) -> None:
+    played(run, play, 6)
+    deployed = {"apps": {}, "next": {GROUP: asdict(run.weights.ref(GROUP, 1))}}
+    write_file(f"{run.folder}/{DEPLOYED_FILE}", json.dumps(deployed).encode())
+    old, new = tmp_path / "runs", tmp_path / "moved"
+    old.rename(new)
+    old.symlink_to(new)
+    moved = Run(run.config)
+    moved.begin()
+    assert moved.folder.startswith(str(new))
+    assert version_of_checkpoint(max(checkpoint_files(moved))) == 5
+    assert not [f for f in plan(with_settings(moved, leftover_hours=1e-9)).checkpoints if "-v5-" in f]
+    drop_unneeded(moved)
+    assert checkpoints_left(moved) == [5], "training resumes it"
+    assert moved.weights.versions(GROUP) == [0, 1, 3, 4, 5], "an app is about to serve version 1"
+
+
 def test_a_removal_that_was_killed_is_finished_by_the_next(run: Run, play: Play) -> None:
     played(run, play, 8)
     file = f"{run.weights.uri_of(GROUP, 6)}/model.safetensors"
