@@ -24,7 +24,7 @@ from stores.files import is_uri, local_path
 from stores.journal.journal import DONE, HOLD_WAIT_S, Journal, Lease, StageKey
 from stores.journal.run_values import RunValue
 from stores.journal.sqlite import sqlite_url
-from stores.journal.stage_results import Collected, Decided, TracesSource
+from stores.journal.stage_results import Collected, TracesSource
 from stores.registry.registry import TeamRegistry
 from stores.registry.tracking import RunTracker
 from stores.team_code import collect_code
@@ -256,7 +256,7 @@ class Run:
 
         They are what the iteration before trained; after a rejection with `on_reject: champion`, the champion. Whoever asks first keeps
         them, whoever is champion by now: without overlap this is collect, which they sample.
-        Raises NotDone if that iteration has not finished training, or with overlap where the gate's decision is to come.
+        Raises NotDone if that iteration has not finished training, or where the gate's decision matters and is to come.
         """
         is_overlapping = self.config.loop.max_lag > 0
         if not is_overlapping and (sampled := self._sampled(iteration)):
@@ -264,14 +264,11 @@ class Run:
         if iteration == 1 or self.config.promote.on_reject == "continue":
             return self.trained(iteration - 1)
         if not is_overlapping:
-            decided = self.iteration(iteration - 1).find(Decided)
-            return self._after_gate(iteration, is_rejected=decided is not None and decided.verdict == "reject")
+            return self._after_gate(iteration)
         name = RunValue.PARENTS.of(iteration)
         pinned = self.journal.value(self.run_id, name)
         if pinned is None:
-            decided = self.iteration(iteration - 1, needed_by="the choice of parents").decided
-            models = self._after_gate(iteration, is_rejected=decided.verdict == "reject")
-            versions = {group: ref.version for group, ref in models.items()}
+            versions = {group: ref.version for group, ref in self._after_gate(iteration).items()}
             pinned = self.journal.pin_value(self.run_id, name, versions)
         return self._refs(pinned)
 
@@ -283,8 +280,9 @@ class Run:
     def _refs(self, versions: Mapping[str, int]) -> dict[str, ModelVersionRef]:
         return {group: self.model_ref(group, version) for group, version in versions.items()}
 
-    def _after_gate(self, iteration: int, *, is_rejected: bool) -> dict[str, ModelVersionRef]:
-        return self.champion() if is_rejected else self.trained(iteration - 1)
+    def _after_gate(self, iteration: int) -> dict[str, ModelVersionRef]:
+        decided = self.iteration(iteration - 1, needed_by="the choice of parents").decided
+        return self.champion() if decided.verdict == "reject" else self.trained(iteration - 1)
 
     def trained(self, iteration: int) -> dict[str, ModelVersionRef]:
         """The versions after training in `iteration`; a model group without a trainable row keeps its parent."""

@@ -10,11 +10,12 @@ import answers_five
 import pytest
 from answers_five import SMALL, Played, sampled_as, write_tasks
 from records import MakeTrace
-from stage_records import collected, decided, finish
+from stage_records import collected, decided, finish, trained
 
 from pipelines.config.run_config import load_config
 from pipelines.evaluation import played as played_module
 from pipelines.release import by_hand as moves
+from pipelines.run.iteration import NotDone
 from pipelines.run.run import Run, plain
 from pipelines.runners.by_request import evaluate_team
 from stores.types import ModelVersionRef, Purpose
@@ -83,6 +84,17 @@ def test_an_episode_that_another_version_had_a_part_in_is_no_result(
     run.traces.write_episodes([make_trace(0, **where), make_trace(2, **where, is_version_mixed=True)])
     score = played_module.Played(run, sampled_as(run.traces.pin_episodes(**where)), {}).score(run)
     assert (score.num_tasks, score.num_failed, score.accuracy) == (1, 1, 1.0)
+
+
+def test_an_iteration_that_may_go_back_to_the_champion_does_not_begin_before_the_gate_has_decided(
+    tmp_path: Path,
+) -> None:
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path), "promote.on_reject": "champion"}))
+    finish(run, 1, trained("team"), model_group="team")
+    with pytest.raises(NotDone, match="iteration 1 of run 'small' needs promote, which is not done"):
+        run.samplers(2)
+    finish(run, 1, decided(verdict="promote"))
+    assert run.samplers(2)["team"].version == 1
 
 
 def test_an_iteration_trains_the_versions_that_it_collected_with_though_the_champion_moves(tmp_path: Path) -> None:
