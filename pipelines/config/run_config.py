@@ -54,6 +54,13 @@ class RunConfig(_Sections):
             rule(self)
         return self
 
+    @property
+    def names_of_code(self) -> dict[str, Any]:
+        """The sections, as JSON values, whose dotted paths name modules that travel with the team, for `collect_code`."""
+        return self.model_dump(
+            mode="json", include={"workflow", "credit", "evaluate", "train", "serve", "model_groups"}
+        )
+
     @cached_property
     def sha256(self) -> str:
         """The hash of everything that changes results: two configs with the same hash are the same run.

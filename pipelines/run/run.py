@@ -125,11 +125,8 @@ class Run:
     @cached_property
     def code(self) -> dict[str, str]:
         """The user's own modules that a team needs to act and its config to be read, path -> text; empty where they cannot travel."""
-        parts = self.config.model_dump(
-            mode="json", include={"workflow", "credit", "evaluate", "train", "serve", "model_groups"}
-        )
         try:
-            return collect_code(parts)
+            return collect_code(self.config.names_of_code)
         except ValueError as error:
             logger.warning("the team can be trained, but a gateway must find its modules by itself: %s", error)
             return {}

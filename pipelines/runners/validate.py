@@ -65,7 +65,7 @@ def check(config: RunConfig) -> list[str]:
 def _notes_on_code(config: RunConfig) -> list[str]:
     """Says which of the user's own modules travel with the team, and why it could not be served by them."""
     try:
-        code = collect_code(config.workflow.model_dump(mode="json"), config.credit.model_dump(mode="json"))
+        code = collect_code(config.names_of_code)
     except ValueError as error:
         return [f"it can be trained, but a gateway must find its modules by itself: {error}"]
     try:

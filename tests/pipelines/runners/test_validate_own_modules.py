@@ -10,7 +10,7 @@ import pytest
 from pipelines.cli.new_team import write_team
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
-from pipelines.runners.validate import check
+from pipelines.runners.validate import _notes_on_code, check
 from stores.team_code import MAX_BYTES
 
 pytestmark = pytest.mark.fast
@@ -27,6 +27,13 @@ def test_validate_names_the_code_of_a_team_and_says_when_it_cannot_be_served_by_
     Path("wording.py").write_text("")
     module.write_text(f"import wording\n{module.read_text().replace('from __future__ import annotations', '')}")
     assert "its code, which travels with the team: checked_team.py, wording.py" in check(config)
+
+    Path("own_figures.py").write_text("")
+    figures = config.evaluate.model_copy(update={"figures": ("own_figures:Late",)})
+    assert list(Run(with_figures := config.model_copy(update={"evaluate": figures})).code)[1] == "own_figures.py"
+    assert _notes_on_code(with_figures) == [
+        "its code, which travels with the team: checked_team.py, own_figures.py, wording.py"
+    ]
 
     Path("prompt.txt").write_text("Solve it")
     Path("wording.py").write_text("from pathlib import Path\nTEXT = Path(__file__).with_name('prompt.txt').read_text()")
