@@ -221,6 +221,7 @@ def _check_models(config: RunConfig, workflow: Workflow) -> list[str]:
                 "num_key_value_heads": tiny.num_kv_heads,
             }
             _check_rank(config, group, shape)
+            _check_heads(config, group, shape, "warmstart.tiny_model.head_dim")
             if max_model_len > tiny.max_position:
                 raise ValueError(
                     f"serve.max_model_len = {max_model_len} but warmstart.tiny_model.max_position = {tiny.max_position}: lower "
@@ -239,7 +240,7 @@ def _check_models(config: RunConfig, workflow: Workflow) -> list[str]:
         _check_choices(config, group, workflow)
         notes += _check_packing(config, group, shape)
         _check_rank(config, group, shape)
-        _check_heads(config, group, shape)
+        _check_heads(config, group, shape, f"{key}: head_dim of config.json")
         limit = shape.get("max_position_embeddings")
         if limit is not None and max_model_len > limit:
             raise ValueError(
@@ -294,15 +295,15 @@ def _check_packing(config: RunConfig, group: str, shape: dict[str, Any]) -> list
     return [f"model_groups.{group}: rows are padded, not packed (train.rows.pack): {reason}"]
 
 
-def _check_heads(config: RunConfig, group: str, shape: dict[str, Any]) -> None:
-    """ValueError where engines on a CPU would die at the first request, because attention there does not take such heads."""
+def _check_heads(config: RunConfig, group: str, shape: dict[str, Any], place: str) -> None:
+    """ValueError, naming the place of the size, where engines on a CPU would die at the first request: attention there does not take such heads."""
     hidden, heads = shape.get("hidden_size"), shape.get("num_attention_heads")
     size = shape.get("head_dim") or (hidden // heads if hidden and heads else None)
     serve = config.serve_config(group)
     if serve.engine_kind == "vllm" and serve.gpus == 0 and size is not None and size not in CPU_HEAD_SIZES:
         raise ValueError(
-            f"model_groups.{group}.model: its attention heads have {size} numbers (head_dim of config.json); on a CPU vLLM takes "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))}: serve it on a GPU (serve.gpus: 1), by serve.engine_kind: transformers, or take another model"
+            f"{place}: attention heads of model group {group!r} have {size} numbers; on a CPU vLLM takes "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}: serve it on a GPU (serve.gpus: 1), by serve.engine_kind: transformers, or take another size"
         )
 
 

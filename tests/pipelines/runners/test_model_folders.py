@@ -371,10 +371,19 @@ def test_rows_of_a_model_with_windows_are_padded_and_packing_them_is_refused(tmp
 def test_heads_that_a_cpu_engine_does_not_take_are_refused_on_a_cpu(tmp_path: Path) -> None:
     folder = write_model(tmp_path, head_dim=16)
     with pytest.raises(
-        ValueError, match=r"solver_verifier\.model: its attention heads have 16 numbers .* takes 32, 64.*serve\.gpus: 1"
+        ValueError,
+        match=r"solver_verifier\.model: head_dim of config\.json: attention heads .* have 16 numbers.* takes 32, 64.*serve\.gpus: 1",
     ):
         check(config_of(folder, **{"serve.gpus": 0}))
     check(config_of(folder))
+
+
+def test_heads_of_a_tiny_model_that_a_cpu_engine_does_not_take_are_refused() -> None:
+    small = Path(__file__).parents[2] / "e2e" / "small.yaml"
+    changes = {"warmstart.tiny_model.head_dim": 24}
+    with pytest.raises(ValueError, match=r"warmstart\.tiny_model\.head_dim: attention heads of .* have 24 numbers"):
+        check(load_config(small, changes))
+    check(load_config(small, changes | {"serve.engine_kind": "transformers"}))
 
 
 @pytest.mark.nightly
