@@ -122,9 +122,16 @@ def counts_by_cause(traces: Sequence[Trace], *, authors: Collection[str] = ()) -
     return dict(Counter(str(cause) or "sound" for cause in causes))
 
 
+_ID = re.compile(
+    r"\b0x[0-9a-f]+|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"  # the address of an object, a UUID
+    r"|[0-9a-f]{16,}(-\d+)?|(?<!\w)\d+(\.\d+)?(e[+-]?\d+)?",  # a hash; a number, also one with a unit
+    re.IGNORECASE,
+)
+
+
 def without_ids(error: str) -> str:
-    """Returns an error with its ids and numbers replaced by #, so that the same fault of many episodes counts as one."""
-    return re.sub(r"[0-9a-f]{16,}(-\d+)?|\b\d+(\.\d+)?\b", "#", error[:4000])[:500]
+    """Returns an error with its ids, addresses and numbers replaced by #, so that the same fault of many episodes counts as one."""
+    return _ID.sub("#", error[:4000])[:500]
 
 
 def refuse_hopeless(

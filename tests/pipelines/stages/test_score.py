@@ -68,6 +68,9 @@ def test_episodes_are_paid_that_did_not_fail_or_whose_failure_the_policy_caused(
     ("change", "is_authors"),
     [
         (lambda i, t: t, True),
+        (lambda i, t: replace(t, error=f"KeyError: <a.Box object at 0x7f3a1c2d3{i}40>"), True),
+        (lambda i, t: replace(t, error=f"no file /tmp/{i}e8400b2-e29b-41d4-a716-44665544000a"), True),
+        (lambda i, t: replace(t, error=f"gave up after {i}.3s, at 1.{i}e-0{i}"), True),
         (lambda i, t: replace(t, turns=t.turns if i else ()), True),
         (lambda i, t: replace(t, turns=()), False),  # nothing shows that another completion would fail, too
         (lambda i, t: replace(t, error="KeyError: other") if i else t, False),
