@@ -24,12 +24,14 @@ def journals(root: str) -> list[Journal]:
 def stored_run(name: str, root: str, *, is_read_only: bool = False) -> Run:
     """The run of this name, with the config that its journal keeps.
 
-    Raises ValueError where there is none, naming those there are, or where it was moved and is not only read; UnreadableStore where its
-    journal is damaged, or one that may be its.
+    Of copies of a run's folder the one that bears its name is the run. Raises ValueError where there is none, naming those there are, where
+    only a folder of another name has it, or where it was moved and is not only read; UnreadableStore where its journal is damaged, or one
+    that may be its.
     """
+    own = Journal(sqlite_url((Path(root) / name / "journal.db").resolve()), is_read_only=True).shown_url
     rows: dict[str, tuple[Journal, RunRow]] = {}
     faults: list[Exception] = []
-    for journal in journals(root):
+    for journal in sorted(journals(root), key=lambda journal: journal.shown_url == own):  # its own last, which counts
         try:
             rows |= {row.run_id: (journal, row) for row in journal.runs()}
         except (UnreadableStore, OSError) as error:  # the journals of other runs are no concern of this one's reader
@@ -41,6 +43,10 @@ def stored_run(name: str, root: str, *, is_read_only: bool = False) -> Run:
     data = _parsed(row, journal)
     if "://" not in root:
         data["storage"]["root"] = root  # folders move
+        if not data["storage"].get("journal") and journal.shown_url != own:
+            raise ValueError(
+                f"run {name!r} is kept in {journal.shown_url}: give that folder its name back, {root}/{name}"
+            )
     place = f"the config of run {name!r} in {journal.shown_url}"
     run = Run(parse_config(data, place), is_read_only=is_read_only)
     if not is_read_only:

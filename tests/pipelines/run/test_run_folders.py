@@ -36,6 +36,23 @@ def test_a_runs_files_lie_below_its_root(name: str, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
+def test_a_copy_of_a_runs_folder_beside_it_is_not_the_run(tmp_path: Path) -> None:
+    def run_of(iterations: int) -> Run:
+        return Run(load_config(SMALL, {"storage.root": str(tmp_path), "iterations": iterations}))
+
+    run_of(3).begin()
+    shutil.copytree(tmp_path / "small", tmp_path / "small-before")
+    run_of(10).begin()
+    assert stored_run("small", str(tmp_path)).config.iterations == 10
+    shutil.rmtree(tmp_path / "small")
+    for is_read_only in (True, False):
+        with pytest.raises(
+            ValueError, match=rf"small-before/journal\.db: give that folder its name back, {tmp_path}/small"
+        ):
+            stored_run("small", str(tmp_path), is_read_only=is_read_only)
+    assert not (tmp_path / "small").exists(), "no empty run is made"
+
+
 def test_a_run_whose_folder_was_moved_is_shown_and_not_continued_and_served_only_while_the_old_one_is_there(
     tmp_path: Path,
 ) -> None:
