@@ -119,13 +119,17 @@ def take(run: Run, claim: str, *, otherwise: int) -> int:
 
 def pin(run: Run, claim: str, iteration: int) -> int:
     """Gives a claim this iteration, unless it has one; returns the one it has."""
-    pinned = int(run.journal.pin_value(run.run_id, _name(claim), {"claim": claim, "iteration": iteration})["iteration"])
-    seen = {
-        "iteration": pinned,
-        "tasks_sha256": _tasks_sha256(run),
-        "num_others": run.traces.count_others(run.run_id) if _counts_others(run) else None,
-    }
-    run.journal.put_value(run.run_id, RunValue.SEEN, seen)
+    pinned = claimed(run, claim)
+    if pinned is None:
+        seen = {
+            "iteration": iteration,
+            "tasks_sha256": _tasks_sha256(run),
+            "num_others": run.traces.count_others(run.run_id) if _counts_others(run) else None,
+        }
+        # First: killed in between, the iteration is one that was begun for what was new. A claim that has its iteration is not pinned again.
+        run.journal.put_value(run.run_id, RunValue.SEEN, seen)
+        value = run.journal.pin_value(run.run_id, _name(claim), {"claim": claim, "iteration": iteration})
+        pinned = int(value["iteration"])
     say_at_work(run, pinned)
     return pinned
 

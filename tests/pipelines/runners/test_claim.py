@@ -126,6 +126,33 @@ def test_nothing_new_skips_until_the_task_file_changes(tmp_path: Path) -> None:
     assert reason_to_skip(run) == ""
 
 
+def test_a_claim_that_is_killed_while_it_is_pinned_makes_nothing_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_in(tmp_path, cron="@daily", on_new_tasks=True)
+    decided(run, 0, "promote")
+    written: list[Any] = []
+
+    def killed_after_one(write: Any) -> Any:
+        def work(*args: Any) -> Any:
+            if written:
+                raise KeyboardInterrupt
+            written.append(args)
+            return write(*args)
+
+        return work
+
+    for name in ("put_value", "pin_value"):
+        monkeypatch.setattr(run.journal, name, killed_after_one(getattr(run.journal, name)))
+    with pytest.raises(KeyboardInterrupt):
+        take(run, "one", otherwise=1)
+    again = run_in(tmp_path, cron="@daily", on_new_tasks=True)
+    assert claimed(again, "one") or not reason_to_skip(again)
+    assert claimed(again, "one") or take(again, "one", otherwise=1) == 1, "what `begin` does when it is repeated"
+    decided(again, 1, "inconclusive")
+    assert reason_to_skip(again).startswith("nothing new since the last scheduled iteration")
+
+
 def test_episodes_of_other_runs_are_counted_only_where_the_schedule_waits_for_them(tmp_path: Path) -> None:
     run = run_in(tmp_path, cron="@daily")
     decided(run, 0, "promote")
