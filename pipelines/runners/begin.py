@@ -17,7 +17,7 @@ from pipelines.episodes.sampling import Progress
 from pipelines.evaluation.control import play_control
 from pipelines.evaluation.played import play_team
 from pipelines.report.progress import Screen
-from pipelines.run.champions import champion_version, set_champion
+from pipelines.run.champions import champion_version, history, set_champion
 from pipelines.run.run import Run
 from pipelines.run.watchdog import Watchdog
 from pipelines.stages.promote import register_team
@@ -36,11 +36,16 @@ PLAIN = files("pipelines.runners") / "plain_model.yaml"
 
 def measure_last(run: Run, *, address: str, screen: Screen) -> None:
     """Measures the champion on the test tasks, after the last iteration."""
-    if run.iteration(run.config.iterations).find(Measured) is None:
+    if not is_measured(run, run.config.iterations):
         connect(address)
     with screen.stage("after: test tasks") as progress:
         after = measure_team(run, run.champion(), iteration=run.config.iterations, progress=progress)
     screen.measured("after", after)
+
+
+def is_measured(run: Run, iteration: int) -> bool:
+    """Whether no team has to play the test tasks any more after an iteration: one has, or there are none."""
+    return run.config.tasks.test is None or run.iteration(iteration).find(Measured) is not None
 
 
 def make_version_zero(run: Run, *, progress: StepProgress | None = None) -> WarmStarted:
@@ -77,19 +82,19 @@ def measure_team(
 
 def register_first_team(run: Run) -> int:
     """Registers version 0 of every model group as the first team and champion; returns the champion's team version."""
-    champion = champion_version(run)
-    if champion is not None:
-        return champion
 
     def work(lease: Lease) -> dict[str, Any]:
-        models = run.trained(0)
-        version = register_team(run, models, iteration=0, evaluation={})
-        set_champion(run, models, version, reason="the first team")
+        models, past = run.trained(0), history(run)
+        # A process that was killed may have made it the champion without a record.
+        version = int(past[0]["team_version"]) if past else register_team(run, models, iteration=0, evaluation={})
+        if champion_version(run) is None:
+            set_champion(run, models, version, reason="the first team")
         return Decided(verdict="promote", condition="the first team", team_version=version).to_json()
 
-    decided = Decided.from_json(run.journal.once(run.key(0, Decided.STAGE), work, owner=stage_owner()))
-    assert decided.team_version is not None, "the first team is always registered"
-    return decided.team_version
+    run.journal.once(run.key(0, Decided.STAGE), work, owner=stage_owner())
+    champion = champion_version(run)
+    assert champion is not None, "the first team is always registered"
+    return champion
 
 
 def plain_config(folder: Path, *, root: str, changes: Mapping[str, Any]) -> RunConfig:

@@ -29,13 +29,13 @@ from pipelines.run.iterations import unfinished_iterations
 from pipelines.run.run import Run
 from pipelines.run.serving import start
 from pipelines.run.watchdog import Watchdog, interrupt_thread
-from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
+from pipelines.runners.begin import is_measured, make_version_zero, measure_last, measure_team, register_first_team
 from pipelines.stages.steps import DoStep, complete, do_step, wait_for_end
 from pipelines.stages.table import Step, engine_order
 from pipelines.stages.train import trainer_of
 from stores.extensions import ask
 from stores.journal.run_values import RunValue
-from stores.journal.stage_results import Collected, Decided, Measured, Scored, Trained
+from stores.journal.stage_results import Collected, Decided, Scored, Trained
 from stores.types import ModelVersionRef
 
 LANES_POLL_S = 0.1
@@ -61,7 +61,7 @@ def train_team(config: RunConfig, *, address: str = "", screen: Screen) -> dict[
     for line in ask("begins", run) if todo else ():
         screen.say(line)
     with _Records(run) as records, wall:
-        if todo or run.iteration(config.iterations).find(Measured) is None:
+        if todo or not is_measured(run, config.iterations):
             _start_workers(run, todo, screen)
         register_first_team(run)
         with screen.stage("before: test tasks") as progress:

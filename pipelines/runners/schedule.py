@@ -23,7 +23,7 @@ from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration
 from pipelines.run.iterations import QUIET_S, free_iteration, next_iteration, say_at_work
 from pipelines.run.run import Run
-from pipelines.runners.begin import make_version_zero, measure_last, measure_team, register_first_team
+from pipelines.runners.begin import is_measured, make_version_zero, measure_last, measure_team, register_first_team
 from pipelines.runners.validate import check_tasks
 from pipelines.stages.steps import do_step, settle
 from pipelines.stages.table import STAGES, Step
@@ -67,8 +67,7 @@ def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, scre
 def _needs_cluster(run: Run) -> bool:
     """True until version 0, the first champion and `before` are there."""
     begun = run.iteration(0)
-    is_measured = run.config.tasks.test is None or begun.find(Measured) is not None
-    return not is_measured or champion_version(run) is None or begun.find(WarmStarted) is None
+    return any(begun.find(kind) is None for kind in (WarmStarted, Decided)) or not is_measured(run, 0)
 
 
 def iterate(run: Run, iteration: int, *, address: str, screen: Screen) -> Iterator[tuple[str, dict[str, Any]]]:

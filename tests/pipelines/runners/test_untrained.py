@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from pipelines.run.run import Run
-from pipelines.runners.begin import plain_config, untrained_team
+from pipelines.config.run_config import load_config
+from pipelines.report.progress import Screen
+from pipelines.run.run import Run, plain
+from pipelines.runners.begin import measure_last, plain_config, register_first_team, untrained_team
+from stores.journal.run_values import RunValue
+from stores.types import ModelVersionRef
 
 pytestmark = pytest.mark.test
+
+SMALL = Path(__file__).parents[2] / "e2e" / "small.yaml"
 
 
 @pytest.mark.nightly
@@ -28,6 +35,29 @@ def test_a_folder_is_a_team_of_one_agent_and_with_other_weights_is_refused(tiny_
     save_file({name: 2 * tensor for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"made of .* when it had other files .* with --set run=NAME"):
         untrained_team(run, folder=folder)
+
+
+def test_a_first_team_that_a_killed_process_made_the_champion_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path)}))
+    run.begin()
+    ref = ModelVersionRef(model_group="team", version=0, uri="", manifest_sha256="")
+    run.__dict__["weights"] = SimpleNamespace(ref=lambda group, version: ref)
+    entry = {"team_version": 1, "at": 0.0, "reason": "the first team", "is_rollback": False}
+    run.journal.put_value(run.run_id, RunValue.CHAMPIONS, {"history": [entry]})
+    run.journal.put_value(run.run_id, RunValue.CHAMPION, {"team_version": 1, "models": {"team": plain(ref)}})
+    assert register_first_team(run) == register_first_team(run) == 1
+    assert run.iteration(0).decided.team_version == 1
+
+
+def test_a_finished_run_without_test_tasks_needs_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(SMALL, {"storage.root": str(tmp_path), "iterations": 1})
+    run = Run(config.model_copy(update={"tasks": config.tasks.model_copy(update={"test": None})}))
+    run.begin()
+    run.journal.put_value(run.run_id, RunValue.CHAMPION, {"team_version": 1, "models": {}})
+    monkeypatch.setattr("pipelines.runners.begin.connect", lambda address: pytest.fail("connects for nothing"))
+    measure_last(run, address="", screen=Screen())
 
 
 @pytest.mark.parametrize("content", [None, "[]", "{"])
