@@ -106,13 +106,15 @@ def plain_config(folder: Path, *, root: str, changes: Mapping[str, Any]) -> RunC
         limit = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"{folder} is no model folder: config.json cannot be read ({error})") from None
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name).strip("-") or "model"
-    context = changes.get("serve.max_model_len") or min(MAX_CONTEXT, limit or MAX_CONTEXT)
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name).strip("-").lstrip("-_") or "model"
+    known = limit if isinstance(limit, int) and limit > 0 else MAX_CONTEXT
+    context = changes.get("serve.max_model_len") or min(MAX_CONTEXT, known)
     keys = {
         "run": name,
         "model_groups.model.model": str(folder.resolve()),
         "serve.max_model_len": context,
-        "agents.model.max_tokens": context // 2,
+        # What is no length is refused when the config is parsed.
+        "agents.model.max_tokens": max(1, context // 2) if isinstance(context, int) else 1,
         "storage.root": root,
     }
     data = read_yaml(PLAIN.read_text(encoding="utf-8"), str(PLAIN))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,21 @@ def test_a_folder_is_a_team_of_one_agent_and_with_other_weights_is_refused(tiny_
     save_file({name: 2 * tensor for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"made of .* when it had other files .* with --set run=NAME"):
         untrained_team(run, folder=folder)
+
+
+@pytest.mark.parametrize(("length", "limit"), [("abc", 512), (1.5, 512), (None, "512")])
+def test_a_length_that_is_no_number_is_refused_by_its_key_or_unknown(
+    tmp_path: Path, length: object, limit: object
+) -> None:
+    folder = tmp_path / "_model_"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": limit}))
+    if length is None:
+        config = plain_config(folder, root=str(tmp_path), changes={})
+        assert (config.run, config.serve.max_model_len, config.agents["model"].max_tokens) == ("model_", 4096, 2048)
+        return
+    with pytest.raises(ValueError, match=r"serve\.max_model_len: Input should be a valid integer"):
+        plain_config(folder, root=str(tmp_path), changes={"serve.max_model_len": length})
 
 
 def test_a_first_team_that_a_killed_process_made_the_champion_is_recorded(
