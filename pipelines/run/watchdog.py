@@ -184,12 +184,12 @@ class Watchdog:
         except GivenUp:  # outside the work: while its end was recorded
             raise self._fault or StageHung(f"{self._key}: given up") from None
         finally:
-            with self._lock:
+            # What was sent and has not been raised yet is raised here, also while the lock is awaited, and not in the thread's next work.
+            with suppress(GivenUp), self._lock:
                 self._is_over.set()
                 if self._is_interrupted:
-                    # What was sent and has not been raised yet is raised here, and not in the thread's next work.
-                    with suppress(GivenUp):
-                        interrupt_thread(self._thread, GivenUp)
+                    interrupt_thread(self._thread, GivenUp)
+            self._is_over.set()
             if is_main:
                 signal.signal(SIGNAL, before or signal.SIG_DFL)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -131,6 +132,35 @@ def test_what_is_waited_for_is_told_now_and_then(tmp_path: Path, caplog: pytest.
         return {}
 
     dog.once(work)
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_an_interrupt_that_comes_while_the_stage_ends_is_none(tmp_path: Path, is_main: bool) -> None:
+    dog: Watchdog
+
+    class Lock:
+        """Has the watchdog interrupt the stage a moment before this is taken."""
+
+        def __enter__(self) -> None:
+            if is_main:
+                os.kill(os.getpid(), watchdog.SIGNAL)
+            else:
+                watchdog.interrupt_thread(threading.current_thread(), watchdog.GivenUp)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def ends() -> dict[str, Any]:
+        nonlocal dog
+        dog = Watchdog(fake_run(tmp_path), KEY, timeout_s=60)
+        dog._lock = Lock()  # type: ignore[assignment]
+        return dog.once(lambda lease: {"ok": 1})
+
+    before = signal.getsignal(watchdog.SIGNAL)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        assert (ends() if is_main else pool.submit(ends).result()) == {"ok": 1}
+        assert pool.submit(sum, range(5)).result() == 10
+    assert dog._is_over.is_set() and signal.getsignal(watchdog.SIGNAL) == before
 
 
 STUCK = """
