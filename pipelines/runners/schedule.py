@@ -168,7 +168,11 @@ def champion_accuracy(run: Run) -> float | None:
     watched = run.journal.value(run.run_id, RunValue.WATCHED)
     if watched is not None and watched["team_version"] == champion and watched.get("accuracy") is not None:
         return float(watched["accuracy"])
+    versions = None if champion is None else {group: ref.version for group, ref in run.champion().items()}
     for number, decided in _newest_decisions(run):
+        evaluated = run.iteration(number).find(Evaluated)
+        if evaluated is not None and evaluated.champion is not None and evaluated.champion.policy_versions == versions:
+            return evaluated.champion.accuracy
         if decided.team_version == champion:
             return _accuracy_in(run.iteration(number))
     return None

@@ -17,7 +17,7 @@ from stage_records import finish
 from pipelines.config.run_config import load_config
 from pipelines.report.progress import Screen
 from pipelines.run.iterations import QUIET_S, next_iteration
-from pipelines.run.run import Run
+from pipelines.run.run import Run, plain
 from pipelines.runners.schedule import (
     begin_iteration,
     champion_accuracy,
@@ -92,6 +92,20 @@ def test_a_reached_target_skips_with_the_number(tmp_path: Path) -> None:
     run.journal.put_value(run.run_id, "watched", {"team_version": 3, "accuracy": 0.7})
     assert champion_accuracy(run) == 0.7, "what evaluate_team found since"
     assert reason_to_skip(run) == ""
+
+
+def test_a_target_is_reached_by_the_champions_latest_evaluation(tmp_path: Path) -> None:
+    run = run_in(tmp_path, target_accuracy=0.8)
+    decided(run, 1, "promote", accuracy=0.79)
+    models = {"team": plain(records.model_ref("team", 1))}
+    run.journal.put_value(run.run_id, "champion", {"team_version": 2, "models": models})
+    assert reason_to_skip(run) == ""
+    for iteration, accuracy in ((2, 0.83), (3, 0.75)):
+        champion = records.team_score(policy_versions={"team": 1}, accuracy=accuracy)
+        finish(run, iteration, records.evaluated(verdict="reject", champion=champion))
+        finish(run, iteration, records.decided(verdict="inconclusive", team_version=iteration + 1))
+        assert champion_accuracy(run) == accuracy
+        assert ("schedule.target_accuracy = 0.8 is reached" in reason_to_skip(run)) == (accuracy > 0.8)
 
 
 def test_rejections_in_a_row_skip_and_others_break_the_row(tmp_path: Path) -> None:
