@@ -112,6 +112,9 @@ class CoalescedStreams:
             logprobs=completion.logprobs,
             finish_reason=completion.finish_reason.value,
             policy_version=completion.policy_version,
+            is_version_mixed=completion.is_version_mixed,
+            num_cached_tokens=completion.num_cached_tokens,
+            allowed_logprobs=completion.allowed_logprobs,
         )
 
     def _client(self, app: str, model_group: str) -> PolicyClient:
