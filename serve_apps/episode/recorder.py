@@ -235,7 +235,7 @@ class Recorder:
         try:
             completion = _cut_at(await self._answered(index, place, call), tokenizer, stops)
         except (asyncio.CancelledError, RequestRefused):
-            self._take_back(name, index, round_index)
+            self._take_back(name, index, round_index, place)
             raise
         end = time.perf_counter()
         if options:  # an engine ends a completion of one token at its limit
@@ -320,13 +320,15 @@ class Recorder:
             raise ContextExhausted(f"the prompt of {name!r} has {prompt_length} tokens, the context holds {limit}")
         return sampling if room >= sampling.max_tokens else replace(sampling, max_tokens=room)
 
-    def _take_back(self, name: str, index: int, round_index: int) -> None:
+    def _take_back(self, name: str, index: int, round_index: int, place: int) -> None:
         """Frees the numbers of a call that was given up, unless later calls have theirs: the next one is its repetition.
 
         With the numbers the repetition has the seed, and is compared with the turns that other episodes made at this place.
         """
         if self.events.count == index + 1 and self.rounds[name] == round_index + 1:
             self.events.count, self.rounds[name] = index, round_index
+            if self.playback is not None:
+                self.playback.take_back(name, place)
 
     def trace(
         self,
