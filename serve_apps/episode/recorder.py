@@ -111,7 +111,7 @@ class Recorder:
                 further = agent.contract.longest_question
         limit = self.team.max_model_len[group]
         room = limit - min(self.team.sampling[name].max_tokens, limit // 2)  # of a small context half is for the prompt
-        length, most = sum(map(len, inputs.values())), tokenizer.most_characters(limit)
+        length, most = sum(len(str(value)) for value in inputs.values()), tokenizer.most_characters(limit)
         if most is not None and length > most and not agent.cut:
             raise ContextExhausted(
                 f"what agent {name!r} reads has {length} characters, and no more than {most} fit into its context"
@@ -391,7 +391,11 @@ class Calls:
         if name not in self._known:
             raise AttributeError(f"no {name!r} in this workflow; it declares {', '.join(self._known) or 'none'}")
 
-        def call(**inputs: Any) -> Any:
+        def call(*unnamed: Any, **inputs: Any) -> Any:
+            if unnamed:
+                raise TypeError(
+                    f"{name!r} was called with {str(unnamed[0])[:40]!r}: give every input its name, as in {name}(text=...)"
+                )
             return self._call(name, self._known[name], inputs)
 
         return call

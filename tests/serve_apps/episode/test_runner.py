@@ -420,7 +420,36 @@ def test_an_episode_is_repeated_where_a_replica_with_another_version_answered_on
     assert [turn.policy_version for turn in trace.turns] == [3, 3]
 
 
+class Counts(Workflow):
+    """Gives its agent a number. Args: unnamed: an input without its name."""
+
+    writer = Agent(prompt="Attempt {number:02d}")
+
+    def __init__(self, *unnamed: str) -> None:
+        self.unnamed = unnamed
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        await agents.writer(*self.unnamed, number=7)
+        return Outcome(answer="")
+
+
+def test_an_input_may_be_a_number_and_needs_its_name() -> None:
+    assert play(Counts()).turns[0].prompt_text == "Attempt 07"
+    assert "'writer' was called with 'seven': give every input its name" in play(Counts("seven")).error
+
+
 @pytest.mark.parametrize("inputs", [{}, {"question": "1", "extra": "2"}])
 def test_a_call_with_the_wrong_inputs_names_them(inputs: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"missing|extra"):
         Agent(prompt="Compute {question}").messages(inputs)
+
+
+class Taken(Workflow):
+    """Calls an agent as `agents` calls the episode."""
+
+    episode = Agent(prompt="Compute {question}")
+
+
+def test_a_name_that_agents_have_themselves_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"declares 'episode', a name that .* call it something else"):
+        load_workflow(f"{__name__}:Taken", {})
