@@ -193,6 +193,7 @@ def _demonstrations(
         run_id=run.run_id,
         seed=run.config.seed,
         answers=answers,
+        limits=run.config.collect.episode,
     )
 
 

@@ -129,6 +129,12 @@ def load_workflow(path: str, settings: Mapping[str, Any]) -> Workflow:
     assert isinstance(workflow, Workflow)
     if not workflow.agents:
         raise ValueError(f"workflow.path: {path!r} declares no Agent: as a class attribute, or in its constructor")
+    names = workflow.agents.keys() | workflow.tools.keys() | workflow.environments.keys()
+    if taken := sorted(names & {"episode", "recorder"}):
+        raise ValueError(
+            f"workflow.path: {path!r} declares {taken[0]!r}, a name that `agents` and `tools` have for the episode themselves: call it "
+            "something else"
+        )
     if folders := own_folders():
         workflow.environments = {
             name: replace(kind, paths=(*kind.paths, *folders)) for name, kind in workflow.environments.items()

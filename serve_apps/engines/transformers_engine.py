@@ -74,6 +74,8 @@ class TransformersEngine(Engine):
                 self._sample(request, tell, is_given_up)
             except Exception as error:  # noqa: BLE001  raised again where the caller waits
                 tell(error)
+            finally:  # once more: it may have been at a token when its caller left
+                self._num_tokens.pop(request.request_id, None)
 
         self._thread.submit(work)
         try:

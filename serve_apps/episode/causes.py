@@ -49,6 +49,21 @@ def cause_of_delay(*, seconds: float, waited_s: float, num_turns: int) -> Cause:
     return Cause.POLICY if num_turns else Cause.AUTHOR
 
 
+def first_error(raised: BaseException) -> BaseException:
+    """Returns what was raised; of a group, as an `asyncio.TaskGroup` raises it, the error that came first."""
+    while isinstance(raised, BaseExceptionGroup):
+        raised = raised.exceptions[0]
+    return raised
+
+
+def words_of(error: BaseException) -> str:
+    """Returns an error's text; empty where its class, which may be anybody's, fails to make one."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - as above
+        return ""
+
+
 def covered(spans: Iterable[tuple[float, float]]) -> float:
     """Returns the length of the union of spans, each from its start to its end."""
     total, reached = 0.0, float("-inf")

@@ -43,13 +43,15 @@ def demonstrate(
     run_id: str,
     seed: int,
     answers: ToolAnswers | None = None,
+    limits: EpisodeConfig = EpisodeConfig(),
 ) -> list[Trace]:
     """Returns `count` traces over `tasks` in turn; the same seed gives the same traces.
 
     Args:
         answers: responses of tools from an earlier call; those of this call are added.
+        limits: of each episode.
 
-    Raises ValueError with the first error if a demonstration does not run to its end, and for a tool that remembers its calls.
+    Raises ValueError with the first error if a demonstration does not run to its end or is longer than its agent may write, and for a tool that remembers its calls.
     """
 
     try:
@@ -60,6 +62,11 @@ def demonstrate(
     async def complete(call: AgentCall) -> Completion:
         text = demonstrator(call.agent, call.task, call.inputs, random.Random(call.request.seed))
         token_ids = call.written(text, team.tokenizers[call.request.model_group])
+        if len(token_ids) > (most := call.request.sampling.max_tokens):
+            raise AuthorError(
+                f"agent {call.agent!r} was to write {len(token_ids)} tokens and may write {most}: raise its max_tokens, or max_model_len "
+                "where its prompt fills that, or demonstrate less"
+            )
         return Completion(
             token_ids=token_ids,
             logprobs=[0.0] * len(token_ids),
@@ -81,7 +88,7 @@ def demonstrate(
                 run_seed=seed,
             )
             async with slots:
-                return await run_episode(spec, team=acting, complete=complete, limits=EpisodeConfig())
+                return await run_episode(spec, team=acting, complete=complete, limits=limits)
 
         return await asyncio.gather(*map(play, range(count)))
 

@@ -111,7 +111,7 @@ class Recorder:
                 further = agent.contract.longest_question
         limit = self.team.max_model_len[group]
         room = limit - min(self.team.sampling[name].max_tokens, limit // 2)  # of a small context half is for the prompt
-        length, most = sum(map(len, inputs.values())), tokenizer.most_characters(limit)
+        length, most = sum(len(str(value)) for value in inputs.values()), tokenizer.most_characters(limit)
         if most is not None and length > most and not agent.cut:
             raise ContextExhausted(
                 f"what agent {name!r} reads has {length} characters, and no more than {most} fit into its context"
@@ -235,7 +235,7 @@ class Recorder:
         try:
             completion = _cut_at(await self._answered(index, place, call), tokenizer, stops)
         except (asyncio.CancelledError, RequestRefused):
-            self._take_back(name, index, round_index)
+            self._take_back(name, index, round_index, place)
             raise
         end = time.perf_counter()
         if options:  # an engine ends a completion of one token at its limit
@@ -320,13 +320,15 @@ class Recorder:
             raise ContextExhausted(f"the prompt of {name!r} has {prompt_length} tokens, the context holds {limit}")
         return sampling if room >= sampling.max_tokens else replace(sampling, max_tokens=room)
 
-    def _take_back(self, name: str, index: int, round_index: int) -> None:
+    def _take_back(self, name: str, index: int, round_index: int, place: int) -> None:
         """Frees the numbers of a call that was given up, unless later calls have theirs: the next one is its repetition.
 
         With the numbers the repetition has the seed, and is compared with the turns that other episodes made at this place.
         """
         if self.events.count == index + 1 and self.rounds[name] == round_index + 1:
             self.events.count, self.rounds[name] = index, round_index
+            if self.playback is not None:
+                self.playback.take_back(name, place)
 
     def trace(
         self,
@@ -389,7 +391,11 @@ class Calls:
         if name not in self._known:
             raise AttributeError(f"no {name!r} in this workflow; it declares {', '.join(self._known) or 'none'}")
 
-        def call(**inputs: Any) -> Any:
+        def call(*unnamed: Any, **inputs: Any) -> Any:
+            if unnamed:
+                raise TypeError(
+                    f"{name!r} was called with {str(unnamed[0])[:40]!r}: give every input its name, as in {name}(text=...)"
+                )
             return self._call(name, self._known[name], inputs)
 
         return call

@@ -57,6 +57,10 @@ class Playback:
         taken.add(place)
         return place
 
+    def take_back(self, agent: str, place: int) -> None:
+        """Frees the place of a call that was given up, which its repetition takes."""
+        self._rounds.get(agent, set()).discard(place)
+
     async def complete(
         self, agent: str, round_index: int, request: GenerateRequest, live: Callable[[], Awaitable[Completion]]
     ) -> Completion:
@@ -124,7 +128,10 @@ class Playback:
         """Returns the record of the tool's next call with this request, if it was made before the change."""
         taken = self._calls.setdefault(tool, set())
         calls = [call for call in self.script.base.tool_calls if call.tool == tool] if self.script.base else []
-        call = next((c for c in calls if c.call_index not in taken and dict(c.request) == dict(request)), None)
+        from stores.traces.rows import as_stored  # imports pyarrow, which a workflow that is only loaded does not need
+
+        asked = as_stored(request)
+        call = next((c for c in calls if c.call_index not in taken and as_stored(c.request) == asked), None)
         if call is None:
             return None
         taken.add(call.call_index)

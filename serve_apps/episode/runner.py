@@ -20,12 +20,12 @@ from typing import Any
 from serve_apps.authoring.agent import AuthorError, ToolError, ToolFault, ToolRaised
 from serve_apps.authoring.workflow import SCORE, Outcome
 from serve_apps.config import EpisodeConfig
-from serve_apps.episode.causes import CallTimeout, cause_of_delay, cause_of_error
+from serve_apps.episode.causes import CallTimeout, cause_of_delay, cause_of_error, first_error, words_of
 from serve_apps.episode.episode_resources import episode_resources
 from serve_apps.episode.recorder import Recorder
 from serve_apps.episode.team import ActingTeam, Complete
 from serve_apps.episode_spec import EpisodeSpec
-from serve_apps.policy.client import ContextExhausted, PolicyCallError
+from serve_apps.policy.client import ContextExhausted, PolicyCallError, is_cancelled
 from serve_apps.spans import Served, process_spans
 from stores.types import Cause, EpisodeStatus, FinishReason, Trace
 
@@ -64,8 +64,7 @@ async def run_attempt(recorder: Recorder, attempt: int, *, served: Served | None
 
 async def _play(recorder: Recorder, attempt: int) -> Trace:
     started_at = time.time()
-    status, stop_reason, error, outcome = EpisodeStatus.OK, "", "", Outcome(answer="")
-    raised: BaseException | None = None
+    status, cause, outcome = EpisodeStatus.OK, Cause.NONE, Outcome(answer="")
     try:
         async with recorder.clock.deadline(recorder.limits.episode_timeout_s):
             with episode_resources():
@@ -74,31 +73,37 @@ async def _play(recorder: Recorder, attempt: int) -> Trace:
         stop_reason, error = outcome.stop_reason, outcome.error
         if outcome.is_truncated or any(t.finish_reason is FinishReason.LENGTH for t in recorder.turns.values()):
             status = EpisodeStatus.TRUNCATED
-    except ContextExhausted as exhausted:
-        status, stop_reason, error = EpisodeStatus.TRUNCATED, CONTEXT_EXHAUSTED, str(exhausted)
-    except TimeoutError as late:
-        raised, status, stop_reason = late, EpisodeStatus.TIMEOUT, "timeout"
-        seconds = recorder.clock.seconds
-        error = str(late) or f"no end after {seconds:.1f} s, {len(recorder.turns)} turns done"
-    except PolicyCallError as failed:
-        raised, status, stop_reason, error = failed, EpisodeStatus.INFRA_ERROR, "policy_call_failed", str(failed)
-    except ToolError as failed:
-        raised, status, stop_reason, error = failed, EpisodeStatus.TOOL_ERROR, _tool_stop(failed), str(failed)
-    except asyncio.CancelledError as cancelled:
-        if _is_cancelled():
+    except (Exception, SystemExit, BaseExceptionGroup, asyncio.CancelledError) as raised:
+        if isinstance(first_error(raised), asyncio.CancelledError) and is_cancelled():
             raise
-        raised, status, stop_reason = cancelled, EpisodeStatus.AGENT_ERROR, WORKFLOW_RAISED
-        error = "CancelledError: the workflow awaited a task that it had cancelled itself"
-    except (Exception, SystemExit) as fault:  # noqa: BLE001 - the one place: what a workflow raises is agent_error
-        raised, status, stop_reason = fault, EpisodeStatus.AGENT_ERROR, WORKFLOW_RAISED
-        error = f"{type(fault).__name__}: {fault}"
-    cause = Cause.NONE if raised is None else _cause(recorder, raised)
+        status, stop_reason, error = _end(recorder, first_error(raised))
+        cause = _cause(recorder, raised)
     return recorder.trace(status, stop_reason, error, outcome, started_at, attempt, cause=cause)
 
 
+def _end(recorder: Recorder, raised: BaseException) -> tuple[EpisodeStatus, str, str]:
+    """Returns the status, the stop reason and the error of an episode whose workflow raised this."""
+    said = words_of(raised)
+    match raised:
+        case ContextExhausted():
+            return EpisodeStatus.TRUNCATED, CONTEXT_EXHAUSTED, said
+        case TimeoutError():
+            late = f"no end after {recorder.clock.seconds:.1f} s, {len(recorder.turns)} turns done"
+            return EpisodeStatus.TIMEOUT, "timeout", said or late
+        case PolicyCallError():
+            return EpisodeStatus.INFRA_ERROR, "policy_call_failed", said
+        case ToolError():
+            return EpisodeStatus.TOOL_ERROR, _tool_stop(raised), said or type(raised).__name__
+        case asyncio.CancelledError():
+            said = "the workflow awaited a task that it had cancelled itself"
+    return EpisodeStatus.AGENT_ERROR, WORKFLOW_RAISED, f"{type(raised).__name__}: {said}"
+
+
 def _cause(recorder: Recorder, raised: BaseException) -> Cause:
-    num_turns = len(recorder.turns)
-    if isinstance(raised, TimeoutError) and not isinstance(raised, CallTimeout):
+    num_turns, first = len(recorder.turns), first_error(raised)
+    if isinstance(first, ContextExhausted):
+        return Cause.NONE
+    if isinstance(first, TimeoutError) and not isinstance(first, CallTimeout):
         seconds = recorder.clock.seconds
         return cause_of_delay(seconds=seconds, waited_s=recorder.events.waited_s, num_turns=num_turns)
     return cause_of_error(raised, num_turns=num_turns)
@@ -143,9 +148,3 @@ def _checked_score(score: Any) -> float:
     if not 0 <= value <= 1:
         raise AuthorError(f"the episode's score is {str(score)[:80]}: a score is a number of 0 to 1")
     return value
-
-
-def _is_cancelled() -> bool:
-    """Returns whether the task that runs this was cancelled, and not one that it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

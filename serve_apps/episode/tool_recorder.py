@@ -24,7 +24,7 @@ from serve_apps.authoring.agent import (
     traced,
 )
 from serve_apps.authoring.environment import Environment
-from serve_apps.episode.causes import covered
+from serve_apps.episode.causes import covered, first_error, words_of
 from serve_apps.episode.replay import GIVEN_UP, Playback
 from serve_apps.episode_clock import EpisodeClock
 from serve_apps.spans import EpisodeSpans, Span
@@ -186,33 +186,41 @@ class ToolRecorder:
                     **more,
                 )
 
+            deadline = asyncio.timeout(call.timeout_s)
             try:
-                async with asyncio.timeout(call.timeout_s):
+                async with deadline:
                     response = await call.live()
-            except TimeoutError:
-                error = f"no answer after {call.timeout_s:g} s"
-                fault = ToolFault(error) if call.is_ours_to_wait else ToolError(error)
             except asyncio.CancelledError:
                 if call.is_ours_to_wait:
                     events.waited(started)
                 seconds = time.perf_counter() - start
                 self.calls[index] = ended(error=f"{GIVEN_UP} after {seconds:.1f} s")
                 raise
-            except (ToolError, AuthorError) as raised:
-                fault = raised
-            except (Exception, SystemExit) as raised:  # noqa: BLE001 - a tool that raises is a recorded tool_error, as an agent is
-                fault = ToolRaised(f"{type(raised).__name__}: {raised}")
+            except (Exception, SystemExit, BaseExceptionGroup) as raised:  # noqa: BLE001 - a recorded tool_error, as an agent's is
+                fault = _fault(first_error(raised), call, is_late=deadline.expired())
             if isinstance(fault, ToolFault):
                 events.waited(started)
             recorded_response = None if fault else call.keep(response)
-            self.calls[index] = ended(response=recorded_response, error=str(fault or ""))
+            said = words_of(fault) or type(fault).__name__ if fault else ""
+            self.calls[index] = ended(response=recorded_response, error=said)
         span.record(self.calls[index])
         if isinstance(fault, ToolError):
             kind = next(kind for kind in (ToolFault, ToolRaised, ToolError) if isinstance(fault, kind))
-            raise kind(f"tool {call.name!r}: {fault}")
+            raise kind(f"tool {call.name!r}: {said}")
         if fault is not None:
             raise fault
         return index, response
+
+
+def _fault(raised: BaseException, call: Call, *, is_late: bool) -> ToolError | AuthorError:
+    """Returns what a call that raised this fails with. Args: is_late: it had no answer within its `timeout_s`."""
+    if isinstance(raised, (ToolError, AuthorError)):
+        return raised
+    said = f"{type(raised).__name__}: {words_of(raised)}"
+    if not isinstance(raised, TimeoutError):
+        return ToolRaised(said)
+    error = f"no answer after {call.timeout_s:g} s" if is_late else said  # the tool may have a deadline of its own
+    return ToolFault(error) if call.is_ours_to_wait else ToolError(error)
 
 
 MIN_QUOTE = 12

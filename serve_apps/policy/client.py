@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -20,6 +21,12 @@ class ContextExhausted(Exception):
 class RequestRefused(ValueError):
     """Raised where the engine refuses the request itself (a token id beyond the vocabulary, a bad setting): a bug of
     the caller."""
+
+
+def is_cancelled() -> bool:
+    """Returns whether the task that runs this was cancelled, and not one that it waits for, as a call of Serve is."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def completion_of(piece: Piece, request: GenerateRequest, *, num_attempts: int = 1) -> Completion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 from serve_apps.config import SHORTEST_SILENCE_S, CallConfig
 from serve_apps.engines.port import CONTEXT, REFUSED, Piece, Progress
 from serve_apps.openai_api.protocol import ApiError
-from serve_apps.policy.client import ContextExhausted, PolicyCallError, PolicyClient, RequestRefused
+from serve_apps.policy.client import ContextExhausted, PolicyCallError, PolicyClient, RequestRefused, is_cancelled
 from serve_apps.policy.serve_client import NO_REPLICA_S, NoReplica, ServeClient, open_serve_app, until_taken
 from stores.types import GenerateRequest
 
@@ -56,6 +57,10 @@ class ServeStreams:
         except (RayError, RayServeException) as error:
             self._handles.pop(app, None)
             raise _unavailable(request, type(error).__name__) from error
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise _unavailable(request, "Serve cancelled the call") from None
         finally:
             if response is not None:
                 response.cancel()  # ends the sampling; no effect where it has ended
@@ -107,6 +112,9 @@ class CoalescedStreams:
             logprobs=completion.logprobs,
             finish_reason=completion.finish_reason.value,
             policy_version=completion.policy_version,
+            is_version_mixed=completion.is_version_mixed,
+            num_cached_tokens=completion.num_cached_tokens,
+            allowed_logprobs=completion.allowed_logprobs,
         )
 
     def _client(self, app: str, model_group: str) -> PolicyClient:

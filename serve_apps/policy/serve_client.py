@@ -24,7 +24,14 @@ from typing import Any
 from serve_apps.config import CallConfig
 from serve_apps.engines.port import CONTEXT, REFUSED, Piece, Progress
 from serve_apps.episode_clock import EpisodeClock, current_clock
-from serve_apps.policy.client import CallCounts, ContextExhausted, PolicyCallError, RequestRefused, completion_of
+from serve_apps.policy.client import (
+    CallCounts,
+    ContextExhausted,
+    PolicyCallError,
+    RequestRefused,
+    completion_of,
+    is_cancelled,
+)
 from stores.inside_ray import taken
 from stores.types import Completion, FinishReason, GenerateRequest
 
@@ -222,9 +229,6 @@ class _CallQueue:
 
     async def _run(self, batch: list[_Call]) -> None:
         """Makes one Serve call; afterwards every call of `batch` is answered or back in the queue."""
-        from ray.exceptions import RayError
-        from ray.serve.exceptions import RayServeException
-
         for call in batch:
             call.num_attempts += 1
             call.sent_at = min(call.sent_at, time.monotonic())
@@ -237,7 +241,11 @@ class _CallQueue:
         except TimeoutError:
             limit = f"call_timeout_s = {self._config.call_timeout_s:g} s"
             fault = TimeoutError(f"nothing came from the engine for {limit}")
-        except (RayError, RayServeException, ConnectionError) as error:
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            fault = ConnectionError("Serve cancelled the call")
+        except Exception as error:  # noqa: BLE001 - whatever it is: nobody else can answer these calls, or free their places
             fault = error
         await self._repeat(list(unfinished.values()), fault)
 

@@ -202,6 +202,11 @@ def _dump(value: Any) -> str:
     return json.dumps(texts if len(texts) == len(value) else {_repr(k): _repr(v) for k, v in value.items()})
 
 
+def as_stored(value: Any) -> Any:
+    """Returns a field of any JSON as it is read again: tuples are lists, and keys are texts."""
+    return json.loads(_dump(value))
+
+
 def _as_json(value: Any) -> Any:
     """Returns what JSON writes for an object that it does not know: numbers of NumPy are numbers, and any mapping is an object."""
     if isinstance(value, np.generic | np.ndarray):

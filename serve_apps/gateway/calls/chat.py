@@ -274,7 +274,7 @@ def trace_of(chat: Chat, *, task_id: str, seconds: float) -> Trace:
         answer=turns[0].completion_text,
         outcome_metadata={"model": chat.request.model},
         policy_versions={chat.model_group: max(versions)},
-        is_version_mixed=len(versions) > 1,
+        is_version_mixed=len(versions) > 1 or any(turn.is_version_mixed for turn in turns),
         turns=turns,
         tool_calls=(),
         started_at=time.time() - seconds,
@@ -314,6 +314,7 @@ def _turns_of(chat: Chat, seconds: float) -> tuple[Turn, ...]:
             fields={},
             start_s=0.0,
             duration_s=seconds,
+            is_version_mixed=choice.is_version_mixed,
         )
         for index, choice in sorted(chat.choices.items())
     )

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from serve_apps.chat.text_stream import TextStream
 from serve_apps.chat.tokenizer import ChatTokenizer
-from serve_apps.engines.port import Piece
+from serve_apps.engines.port import NO_VERSION, Piece
 from serve_apps.gateway.traffic.teams import ServedTeam
 from serve_apps.openai_api.protocol import ApiError, usage_body
 from serve_apps.openai_api.sampling_fields import SamplingFields
@@ -42,7 +42,9 @@ class Choice:
     """One of `ENDS`, as sampled; empty while it grows. Tool calls are found in the text later."""
     stop: str | None = None
     """The stop string before which it ended; None where it ended otherwise."""
-    policy_version: int = -1
+    policy_version: int = NO_VERSION
+    is_version_mixed: bool = False
+    """True if the weights changed while it was sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +209,8 @@ async def _sample_choice(
             choice.token_ids += delta.token_ids
             choice.logprobs += delta.logprobs
             choice.top_logprobs += delta.top_logprobs
+            is_same = choice.policy_version in (NO_VERSION, delta.policy_version)
+            choice.is_version_mixed |= delta.is_version_mixed or not is_same
             choice.policy_version = delta.policy_version
             text = text_stream.push(delta.token_ids)
             choice.text += text

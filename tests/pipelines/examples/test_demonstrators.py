@@ -22,6 +22,7 @@ from pipelines.extensions.paper_credit.search_progress import SearchProgress
 from serve_apps.authoring.agent import Agent, Tool
 from serve_apps.authoring.workflow import Outcome, Workflow
 from serve_apps.chat.tokenizer import ChatTokenizer
+from serve_apps.config import EpisodeConfig
 from serve_apps.episode.demonstrate import EPISODES_AT_ONCE, NUM_COMPARED, demonstrate
 from serve_apps.extensions.graphs.declared import Declared
 from serve_apps.extensions.paper_workflows.debate import Debate
@@ -181,3 +182,30 @@ def test_several_demonstrations_play_at_once_and_keep_their_order(tokenizer: Cha
     traces = demonstrate(tasks, team=team, demonstrator=lambda *_: "x", count=20, run_id="r", seed=0)
     assert [trace.task.task_id for trace in traces] == [task.task_id for task in tasks]
     assert 1 < most[0] <= EPISODES_AT_ONCE
+
+
+def test_a_demonstration_is_no_longer_than_its_agent_may_write(tokenizer: ChatTokenizer) -> None:
+    team = team_in_one_group(Asks(), tokenizer, max_model_len=64, max_tokens=8)
+    with pytest.raises(
+        ValueError, match=r"agent 'agent' was to write \d+ tokens and may write 8: raise its max_tokens"
+    ):
+        demonstrate(sums()[:1], team=team, demonstrator=lambda *_: "x " * 20, count=1, run_id="r", seed=0)
+
+
+def test_the_limits_of_episodes_hold_for_demonstrations(tokenizer: ChatTokenizer) -> None:
+    class Waits(Asks):
+        async def _find(self, words: list[str]) -> dict[str, list[str]]:
+            await asyncio.sleep(5)
+            return {"found": words}
+
+    team = team_in_one_group(Waits(), tokenizer, max_model_len=64, max_tokens=8)
+    with pytest.raises(ValueError, match=r"no end after 0\.\d s"):
+        demonstrate(
+            sums()[:1],
+            team=team,
+            demonstrator=lambda *_: "x",
+            count=1,
+            run_id="r",
+            seed=0,
+            limits=EpisodeConfig(episode_timeout_s=0.1, max_attempts=1),
+        )

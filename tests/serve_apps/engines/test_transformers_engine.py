@@ -75,6 +75,19 @@ def test_who_leaves_ends_the_sampling(tiny_model: Path) -> None:
     played(tiny_model, scene)
 
 
+def test_nothing_is_kept_of_a_request_whose_caller_left_within_a_token(tiny_model: Path) -> None:
+    async def scene(engine: TransformersEngine) -> None:
+        long = replace(REQUEST, is_streamed=True, sampling=Sampling(max_tokens=400), settings={"ignore_eos": True})
+        for number in range(30):
+            stream = engine.generate(replace(long, request_id=str(number)))
+            await anext(stream)
+            await stream.aclose()
+        await pieces(engine, replace(REQUEST, sampling=Sampling(max_tokens=1)))
+        assert not engine.progress()
+
+    played(tiny_model, scene)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

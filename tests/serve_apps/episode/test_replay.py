@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from serve_apps.authoring.contracts import Tags
 from serve_apps.authoring.workflow import Outcome, Workflow, together
 from serve_apps.episode.team import AgentCall
 from serve_apps.episode_spec import Script
+from stores.traces.rows import episode_table, traces_of
 from stores.types import Completion, EpisodeStatus, Task, Trace
 
 pytestmark = pytest.mark.fast
@@ -179,3 +181,66 @@ def test_a_tool_that_remembers_is_refused_where_an_episode_is_played_again() -> 
         other = play("new", script=script, tools=remembering)
         assert other.status is status
         assert ("tool 'look_up' remembers its calls" in other.error) == (status is EpisodeStatus.AGENT_ERROR)
+
+
+class Looks(Workflow):
+    """Gives its tool what JSON has in another form."""
+
+    writer = Agent(prompt="Write of {found}", contract=Tags("TEXT"))
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        found = await tools.look(at=(1, 2), words={3: "three"})
+        draft = await agents.writer(found=found)
+        final = await agents.writer(found=draft["text"])
+        return Outcome(answer=final["text"])
+
+
+def test_a_stored_call_is_the_call_that_was_made_whatever_json_made_of_its_arguments() -> None:
+    looks: list[Any] = []
+
+    async def look(at: tuple[int, int], words: dict[int, str]) -> str:
+        looks.append((at, words))
+        return f"look {len(looks)}"
+
+    workflow = Looks()
+    workflow.tools = {"look": Tool(look)}
+    base = one_group.play(workflow, saying(lambda call: "<TEXT>old</TEXT>"), task=INK)
+    (stored,) = traces_of(episode_table([base]).to_batches()[0])
+    for trace in (base, stored):
+        script = Script(kind="counterfactual", agent="writer", base=trace, changed_at=base.turns[1].turn_index)
+        other = one_group.play(workflow, saying(lambda call: "<TEXT>new</TEXT>"), task=INK, script=script)
+        assert (other.error, other.answer, other.tool_calls[0].response) == ("", "new", "look 1")
+    assert looks == [((1, 2), {3: "three"})]
+
+
+class GivesUp(Workflow):
+    """Gives a call up and repeats it."""
+
+    writer = Agent(prompt="Write {word}", contract=Tags("TEXT"))
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        await agents.writer(word=task.prompt)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await agents.writer(word="twice")
+        await agents.writer(word="twice")
+        return Outcome(answer="")
+
+
+def test_a_call_that_was_given_up_has_its_seed_when_it_is_repeated_also_where_an_episode_is_played_again() -> None:
+    def played(script: Script | None = None) -> tuple[Trace, list[int]]:
+        seeds: list[int] = []
+
+        async def complete(call: AgentCall) -> Completion:
+            if call.inputs["word"] == "twice":
+                seeds.append(call.request.seed)
+                await asyncio.sleep(5 if len(seeds) == 1 else 0)
+            return await saying(lambda call: "<TEXT>so</TEXT>")(call)
+
+        return one_group.play(GivesUp(), complete, task=INK, script=script), seeds
+
+    base, seeds = played()
+    again, seeds_again = played(Script(kind="counterfactual", agent="writer", base=base, changed_at=1))
+    for trace, (given_up, repeated) in ((base, seeds), (again, seeds_again)):
+        assert (trace.error, [turn.round_index for turn in trace.turns]) == ("", [0, 1])
+        assert given_up == repeated

@@ -15,15 +15,15 @@ from one_group import saying, start
 from pair import Pair
 from waits import until
 
-from serve_apps.authoring.agent import Agent, Tool, ToolError, count_attempt
-from serve_apps.authoring.workflow import Outcome, Workflow, together
+from serve_apps.authoring.agent import Agent, Tool, ToolError, ToolFault, count_attempt
+from serve_apps.authoring.workflow import Outcome, Workflow, load_workflow, together
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.scripted import play_saying
 from serve_apps.episode.team import AgentCall
 from serve_apps.policy.client import PolicyCallError
 from stores.traces.rows import episode_table, traces_of
-from stores.types import EpisodeStatus, FinishReason, Task, Trace
+from stores.types import Cause, EpisodeStatus, FinishReason, Task, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -151,6 +151,84 @@ def test_an_outcome_that_is_none_is_an_agent_error(returned: Any, said: str) -> 
     trace = play(Returns(returned), lambda call: "hm")
     assert trace.status is EpisodeStatus.AGENT_ERROR
     assert said in trace.error
+
+
+class InAGroup(Workflow):
+    """Two calls side by side, as Python's own groups of tasks run them."""
+
+    writer = Agent(prompt="Compute {question}")
+
+    def __init__(self, question: str = "1") -> None:
+        self.question = question
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(agents.writer(question=self.question))
+        return Outcome(answer="")
+
+
+def test_what_a_group_of_tasks_raises_is_the_error_that_came_first() -> None:
+    full = play(InAGroup("x" * 2000))
+    assert (full.status, full.stop_reason, full.cause) == (EpisodeStatus.TRUNCATED, "context_exhausted", Cause.NONE)
+
+    def dies(call: AgentCall) -> str:
+        raise PolicyCallError("replica died")
+
+    lost = play(InAGroup(), dies)
+    assert (lost.status, lost.error, lost.cause) == (EpisodeStatus.INFRA_ERROR, "replica died", Cause.INFRASTRUCTURE)
+    ends = play(Returns(BaseExceptionGroup("two", [BaseExceptionGroup("one", [SystemExit(3)])])))
+    assert (ends.status, ends.error, ends.cause) == (EpisodeStatus.AGENT_ERROR, "SystemExit: 3", Cause.AUTHOR)
+
+
+async def _asks_two(number: str) -> str:
+    async def ask() -> None:
+        raise ToolFault("503")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ask())
+        group.create_task(ask())
+    return number
+
+
+def test_a_service_that_fails_in_a_tools_group_of_tasks_is_the_infrastructures_fault() -> None:
+    trace = play(Pair(Tool(_asks_two)))
+    assert (trace.error, trace.stop_reason) == ("tool 'double': 503", "tool_failed")
+    assert trace.cause is Cause.INFRASTRUCTURE
+
+
+class Wordless(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise AttributeError("no such attribute")
+
+
+async def _wordless(number: str) -> str:
+    raise Wordless
+
+
+async def _refuses(number: str) -> str:
+    raise ToolError
+
+
+async def _late(number: str) -> str:
+    raise TimeoutError("no answer of the service after 0.1 s")
+
+
+def test_an_error_without_words_is_recorded_by_its_name() -> None:
+    assert play(Returns(Wordless())).error == "Wordless: "
+    assert play(Returns(ToolError())).error == "ToolError"
+    for function, error in ((_wordless, "Wordless: "), (_refuses, "ToolError")):
+        trace = play(Pair(Tool(function)))
+        assert (trace.status, trace.tool_calls[0].error) == (EpisodeStatus.TOOL_ERROR, error)
+        assert trace.error == f"tool 'double': {error}"
+
+
+def test_a_tool_that_is_late_by_its_own_clock_says_so_itself() -> None:
+    trace = play(Pair(Tool(_late, timeout_s=7)))
+    assert trace.tool_calls[0].error == "TimeoutError: no answer of the service after 0.1 s"
+    assert trace.cause is Cause.INFRASTRUCTURE
 
 
 def test_an_outcome_is_stored_whatever_its_values_are() -> None:
@@ -342,7 +420,36 @@ def test_an_episode_is_repeated_where_a_replica_with_another_version_answered_on
     assert [turn.policy_version for turn in trace.turns] == [3, 3]
 
 
+class Counts(Workflow):
+    """Gives its agent a number. Args: unnamed: an input without its name."""
+
+    writer = Agent(prompt="Attempt {number:02d}")
+
+    def __init__(self, *unnamed: str) -> None:
+        self.unnamed = unnamed
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        await agents.writer(*self.unnamed, number=7)
+        return Outcome(answer="")
+
+
+def test_an_input_may_be_a_number_and_needs_its_name() -> None:
+    assert play(Counts()).turns[0].prompt_text == "Attempt 07"
+    assert "'writer' was called with 'seven': give every input its name" in play(Counts("seven")).error
+
+
 @pytest.mark.parametrize("inputs", [{}, {"question": "1", "extra": "2"}])
 def test_a_call_with_the_wrong_inputs_names_them(inputs: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"missing|extra"):
         Agent(prompt="Compute {question}").messages(inputs)
+
+
+class Taken(Workflow):
+    """Calls an agent as `agents` calls the episode."""
+
+    episode = Agent(prompt="Compute {question}")
+
+
+def test_a_name_that_agents_have_themselves_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"declares 'episode', a name that .* call it something else"):
+        load_workflow(f"{__name__}:Taken", {})

@@ -16,6 +16,9 @@ from stores.types import GenerateRequest, Sampling
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
 
+ABOUT: dict[str, Any] = {"is_version_mixed": True, "num_cached_tokens": 3, "allowed_logprobs": (-0.5, -1.0)}
+
+
 class Handle:
     """A handle of `Policy.generate`: prompt [i] is answered by i and its seed, or by the fault that `faults` has for it."""
 
@@ -36,7 +39,7 @@ class Handle:
             if fault:
                 yield [(place, Piece(finish_reason=fault, policy_version=7, error=f"it is {fault}"))]
             else:
-                yield [(place, Piece([prompt[0], item.seed], [-0.5, -0.25], "length", 7))]
+                yield [(place, Piece([prompt[0], item.seed], [-0.5, -0.25], "length", 7, **ABOUT))]
 
 
 class Single:
@@ -87,6 +90,7 @@ async def test_concurrent_requests_to_one_app_share_a_call() -> None:
                 logprobs=[-0.5, -0.25],
                 finish_reason="length",
                 policy_version=7,
+                **ABOUT,
             )
         ]
         for i in range(5)

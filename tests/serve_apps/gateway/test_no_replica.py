@@ -72,3 +72,19 @@ async def test_a_set_without_a_replica_is_said_soon_and_in_the_form_of_the_api(
         error["type"] == kind and "no replica of app 'demo-blue-shared' took the call within 0.05 s" in error["message"]
     )
     assert app.num_cancelled > 0, "a replica that comes back has nothing to do for a caller who was told"
+
+
+class Cancelled(NoReplicas):
+    """Stands for a call that Serve cancels: a replica has taken it, and ends."""
+
+    async def _to_object_ref_gen(self) -> None:
+        raise asyncio.CancelledError
+
+
+async def test_a_call_that_serve_cancels_is_an_answer_as_well(tiny_model: Path) -> None:
+    scene = Scene(tiny_model)
+    scene.service.streams = ServeStreams(open_app=lambda _: Cancelled())
+    async with scene.http() as http:
+        body = {"model": "demo/solver", "messages": [{"role": "user", "content": "6*7"}]}
+        answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 503 and "Serve cancelled the call" in answer.json()["error"]["message"]

@@ -217,6 +217,21 @@ def test_a_stream_that_ends_early_counts_as_a_failure() -> None:
     assert [a.num_attempts for a in ask(FakeHandle(script), 3)] == [1, 2, 2]
 
 
+@pytest.mark.parametrize("fault", [asyncio.CancelledError(), KeyError(3)], ids=["cancelled by Serve", "a bug"])
+def test_a_call_that_ends_in_any_error_frees_its_place_and_is_repeated(fault: BaseException) -> None:
+    async def script(number: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
+        if number == 1:
+            raise fault
+        yield echoes(batch)
+
+    async def scene() -> list[Completion]:
+        client = client_of(FakeHandle(script), capacity=1)
+        async with asyncio.timeout(60):
+            return [await client.generate(request(0)), await client.generate(request(1))]
+
+    assert [answer.num_attempts for answer in run(scene())] == [2, 1]
+
+
 def test_a_request_that_cannot_run_fails_alone_and_is_not_repeated() -> None:
     async def script(_: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
         reasons = ["context", "refused"]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections import namedtuple
+from collections.abc import AsyncGenerator
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from records import MakeTrace
 from waits import until, wait_until
 
 from serve_apps.config import CaptureConfig
+from serve_apps.engines.port import Piece
 from serve_apps.gateway.traffic.callers import ApiKey, make_key
 from serve_apps.gateway.traffic.capture import BATCH_CHARACTERS, Capture
 from serve_apps.gateway.traffic.redaction import NOT_READ, Redaction
@@ -25,7 +27,7 @@ from serve_apps.gateway.traffic.teams import TeamRoute, TeamStores
 from stores.traces import served
 from stores.traces.served import Feedback, ServedStore
 from stores.traces.upkeep import age
-from stores.types import SERVED, Sampling, Trace
+from stores.types import SERVED, GenerateRequest, Sampling, Trace
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 HELLO = {
@@ -74,6 +76,29 @@ async def test_an_answer_with_consent_is_stored_token_exact(tiny_model: Path, tm
     assert turn.completion_text == "It is 42."
     about = traces[answer["id"]].outcome_metadata[SERVED]
     assert about == {"team": "demo", "team_version": 3, "alias": "champion", "key": "anyone", "is_trainable": True}
+
+
+async def test_an_answer_during_which_the_weights_changed_is_stored_as_such(tiny_model: Path, tmp_path: Path) -> None:
+    scene, store = scene_of(tiny_model, tmp_path)
+    whole = scene.streams.stream
+
+    async def changing(app: str, request: GenerateRequest) -> AsyncGenerator[Piece]:
+        number = 0
+        async for piece in whole(app, request):
+            number += 1
+            mixed = {"policy_version": 4} if number > 1 else {"is_version_mixed": not request.is_streamed}
+            yield piece._replace(**mixed)
+
+    async with scene.http() as http:
+        scene.streams.stream = changing
+        mixed = {(await ask(http, store=True, stream=is_streamed))["id"] for is_streamed in (True, False)}
+        scene.streams.stream = whole
+        await ask(http, store=True)
+    await scene.service.capture.close()
+    traces = kept(store)
+    assert len(traces) == 3
+    assert {trace.episode_id for trace in traces if trace.is_version_mixed} == mixed
+    assert {trace.episode_id for trace in traces if trace.turns[0].is_version_mixed} == mixed
 
 
 async def test_answers_without_consent_are_not_stored(tiny_model: Path, tmp_path: Path) -> None:
