@@ -22,7 +22,7 @@ from serve_apps.authoring.agent import AuthorError
 from serve_apps.authoring.workflow import Workflow
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.runner import run_episode
-from serve_apps.episode.team import ActingTeam, AgentCall
+from serve_apps.episode.team import ActingTeam, AgentCall, Complete
 from serve_apps.episode_spec import EpisodeSpec
 from stores.types import Completion, FinishReason, Purpose, Task, Trace
 
@@ -59,6 +59,34 @@ def demonstrate(
     except AuthorError as fault:
         raise ValueError(f"no demonstrations: {fault}") from None
 
+    async def run_all() -> list[Trace]:
+        slots = asyncio.Semaphore(EPISODES_AT_ONCE)
+
+        async def play(index: int) -> Trace:
+            spec = EpisodeSpec(
+                run_id=run_id,
+                iteration=0,
+                purpose=Purpose.DEMONSTRATION,
+                team_key=team.team_key,
+                task=tasks[index % len(tasks)],
+                episode_index=index // len(tasks),
+                run_seed=seed,
+            )
+            async with slots:
+                return await run_episode(spec, team=acting, complete=_written_by(demonstrator, team), limits=limits)
+
+        return await asyncio.gather(*map(play, range(count)))
+
+    traces = asyncio.run(run_all())
+    failed = next((t for t in traces if t.error), None)
+    if failed is not None:
+        raise ValueError(f"a demonstration of task {failed.task.task_id!r} failed: {failed.error}")
+    return traces
+
+
+def _written_by(demonstrator: Demonstrator, team: ActingTeam) -> Complete:
+    """Returns what answers the calls of agents; AuthorError for an answer that is longer than its agent may write."""
+
     async def complete(call: AgentCall) -> Completion:
         text = demonstrator(call.agent, call.task, call.inputs, random.Random(call.request.seed))
         token_ids = call.written(text, team.tokenizers[call.request.model_group])
@@ -74,29 +102,7 @@ def demonstrate(
             policy_version=0,
         )
 
-    async def run_all() -> list[Trace]:
-        slots = asyncio.Semaphore(EPISODES_AT_ONCE)
-
-        async def play(index: int) -> Trace:
-            spec = EpisodeSpec(
-                run_id=run_id,
-                iteration=0,
-                purpose=Purpose.DEMONSTRATION,
-                team_key=team.team_key,
-                task=tasks[index % len(tasks)],
-                episode_index=index // len(tasks),
-                run_seed=seed,
-            )
-            async with slots:
-                return await run_episode(spec, team=acting, complete=complete, limits=limits)
-
-        return await asyncio.gather(*map(play, range(count)))
-
-    traces = asyncio.run(run_all())
-    failed = next((t for t in traces if t.error), None)
-    if failed is not None:
-        raise ValueError(f"a demonstration of task {failed.task.task_id!r} failed: {failed.error}")
-    return traces
+    return complete
 
 
 def _remembering(workflow: Workflow, answers: ToolAnswers) -> Workflow:
