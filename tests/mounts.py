@@ -17,7 +17,8 @@ NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
 @cache
-def _is_allowed() -> bool:
+def is_allowed() -> bool:
+    """Whether this machine lets us make mount namespaces."""
     try:
         return subprocess.run([*NAMESPACE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True).returncode == 0
     except FileNotFoundError:
@@ -53,7 +54,7 @@ def in_small_disk(
 def _run(
     mounts: str, command: Sequence[str | Path], *, cwd: Path | None = None, timeout_s: float = 300
 ) -> subprocess.CompletedProcess[str]:
-    if not _is_allowed():
+    if not is_allowed():
         pytest.skip("mount namespaces are not allowed here")
     script = f"{{ {mounts}; }} && exec {shlex.join(map(str, command))}"
     return subprocess.run([*NAMESPACE, "sh", "-c", script], cwd=cwd, capture_output=True, text=True, timeout=timeout_s)

@@ -43,6 +43,8 @@ HOLD_WAIT_S = 3600.0
 """How long `Journal.hold` waits for a lock that another process has: as long as the evaluation of a large team takes."""
 OUTAGE_S = 60.0
 """How long a database that does not answer is asked again, where a stage has ended and where the end of another is waited for."""
+AWAY = (OperationalError, InterfaceError, InternalError)
+"""What a database that is away raises; the last one a standby that is not yet the primary."""
 MAX_NAMES = 500
 """Names in one query: databases limit them."""
 
@@ -471,11 +473,7 @@ def _through_an_outage(work: Callable[[], T], what: str) -> T:
     while True:
         try:
             return work()
-        except (
-            OperationalError,
-            InterfaceError,
-            InternalError,
-        ) as error:  # internal: a standby that is not yet the primary
+        except AWAY as error:
             if time.monotonic() > deadline:
                 raise
             logger.warning("%s: %s", what, error.orig)

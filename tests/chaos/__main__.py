@@ -37,7 +37,7 @@ from tests.chaos.ask import distance
 from tests.chaos.report import REPORT, Cell, Report
 from tests.chaos.scene import Door, Jobs, Local, Scene, durations, undisturbed, wait
 from tests.chaos.victims import BY_NAME, Victim
-from tests.mounts import NAMESPACE
+from tests.mounts import NAMESPACE, is_allowed
 
 FOLDER = REPORT.parent
 SEED = 11
@@ -84,8 +84,12 @@ def main() -> int:
             for cell in victims.cells(args.victims, args.stages, moments)
             if args.again or not report.has(*_key(cell))
         ]
-        if any(victim.door == "small disk" for victim, _, _ in wanted) and ON_DISK not in os.environ:
-            _begin_again_with_a_disk()
+        on_disk = [cell for cell in wanted if cell[0].door == "small disk"]
+        if on_disk and ON_DISK not in os.environ:
+            if is_allowed():
+                _begin_again_with_a_disk()
+            console.print("a small disk needs a mount namespace, which is not allowed here: its cells are left out")
+            wanted = [cell for cell in wanted if cell not in on_disk]
         play(wanted, report, console, num_undisturbed=args.twin, seconds=60 * args.minutes)
     console.print(report.table())
     failed = [cell for cell in report.cells.values() if cell.verdict != "ok"]
