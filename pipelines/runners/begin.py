@@ -106,7 +106,7 @@ def plain_config(folder: Path, *, root: str, changes: Mapping[str, Any]) -> RunC
         limit = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"{folder} is no model folder: config.json cannot be read ({error})") from None
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name).strip("-").lstrip("-_") or "model"
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name).rstrip("-").lstrip("-_") or "model"
     known = limit if isinstance(limit, int) and limit > 0 else MAX_CONTEXT
     context = changes.get("serve.max_model_len") or min(MAX_CONTEXT, known)
     keys = {

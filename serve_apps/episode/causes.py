@@ -60,7 +60,7 @@ def words_of(error: BaseException) -> str:
     """Returns an error's text; empty where its class, which may be anybody's, fails to make one."""
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - `__str__` of a class that may be anybody's
         return ""
 
 

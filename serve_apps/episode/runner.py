@@ -83,20 +83,20 @@ async def _play(recorder: Recorder, attempt: int) -> Trace:
 
 def _end(recorder: Recorder, raised: BaseException) -> tuple[EpisodeStatus, str, str]:
     """Returns the status, the stop reason and the error of an episode whose workflow raised this."""
-    said = words_of(raised)
+    message = words_of(raised)
     match raised:
         case ContextExhausted():
-            return EpisodeStatus.TRUNCATED, CONTEXT_EXHAUSTED, said
+            return EpisodeStatus.TRUNCATED, CONTEXT_EXHAUSTED, message
         case TimeoutError():
             late = f"no end after {recorder.clock.seconds:.1f} s, {len(recorder.turns)} turns done"
-            return EpisodeStatus.TIMEOUT, "timeout", said or late
+            return EpisodeStatus.TIMEOUT, "timeout", message or late
         case PolicyCallError():
-            return EpisodeStatus.INFRA_ERROR, "policy_call_failed", said
+            return EpisodeStatus.INFRA_ERROR, "policy_call_failed", message
         case ToolError():
-            return EpisodeStatus.TOOL_ERROR, _tool_stop(raised), said or type(raised).__name__
+            return EpisodeStatus.TOOL_ERROR, _tool_stop(raised), message or type(raised).__name__
         case asyncio.CancelledError():
-            said = "the workflow awaited a task that it had cancelled itself"
-    return EpisodeStatus.AGENT_ERROR, WORKFLOW_RAISED, f"{type(raised).__name__}: {said}"
+            message = "the workflow awaited a task that it had cancelled itself"
+    return EpisodeStatus.AGENT_ERROR, WORKFLOW_RAISED, f"{type(raised).__name__}: {message}"
 
 
 def _cause(recorder: Recorder, raised: BaseException) -> Cause:

@@ -201,12 +201,12 @@ class ToolRecorder:
             if isinstance(fault, ToolFault):
                 events.waited(started)
             recorded_response = None if fault else call.keep(response)
-            said = words_of(fault) or type(fault).__name__ if fault else ""
-            self.calls[index] = ended(response=recorded_response, error=said)
+            message = words_of(fault) or type(fault).__name__ if fault else ""
+            self.calls[index] = ended(response=recorded_response, error=message)
         span.record(self.calls[index])
         if isinstance(fault, ToolError):
             kind = next(kind for kind in (ToolFault, ToolRaised, ToolError) if isinstance(fault, kind))
-            raise kind(f"tool {call.name!r}: {said}")
+            raise kind(f"tool {call.name!r}: {message}")
         if fault is not None:
             raise fault
         return index, response
@@ -216,10 +216,10 @@ def _fault(raised: BaseException, call: Call, *, is_late: bool) -> ToolError | A
     """Returns what a call that raised this fails with. Args: is_late: it had no answer within its `timeout_s`."""
     if isinstance(raised, (ToolError, AuthorError)):
         return raised
-    said = f"{type(raised).__name__}: {words_of(raised)}"
+    message = f"{type(raised).__name__}: {words_of(raised)}"
     if not isinstance(raised, TimeoutError):
-        return ToolRaised(said)
-    error = f"no answer after {call.timeout_s:g} s" if is_late else said  # the tool may have a deadline of its own
+        return ToolRaised(message)
+    error = f"no answer after {call.timeout_s:g} s" if is_late else message  # the tool may have a deadline of its own
     return ToolFault(error) if call.is_ours_to_wait else ToolError(error)
 
 

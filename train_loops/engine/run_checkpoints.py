@@ -101,9 +101,8 @@ def resume(uri: str, models: Models, *, state: CarriedState, loss: LossConfig) -
     if not uri:
         return state, []
     lost = ["optimizer", *(["critic"] if models.critic is not None else [])]
-    filesystem, path = open_filesystem(
-        uri
-    )  # Ray would read it as a URI, in which names may not hold a blank or an umlaut
+    # Ray would read the place as a URI, in which a name may not hold a blank or an umlaut.
+    filesystem, path = open_filesystem(uri)
     checkpoint = ray.train.Checkpoint(path, filesystem=filesystem or LocalFileSystem())
     if read_file(f"{uri}/policy.json") is None:
         return state, lost

@@ -184,10 +184,10 @@ def _last_chunks(chat: Chat, choice: Choice, shown: tuple[str, str]) -> list[dic
 
 def _with_what_follows(sent: str, content: str) -> str:
     """Returns the text that was sent before a call, with what `content`, which is stripped, holds from after it."""
-    said = sent.strip()
-    if not content.startswith(said):
+    before = sent.strip()
+    if not content.startswith(before):
         return sent
-    return sent + content[len(said) :].removeprefix(sent[len(sent.rstrip()) :])
+    return sent + content[len(before) :].removeprefix(sent[len(sent.rstrip()) :])
 
 
 def _choice_body(chat: Chat, choice: Choice, *, with_logprobs: bool) -> dict[str, Any]:
