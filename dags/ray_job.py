@@ -1,6 +1,6 @@
 """ray_job: a troupe command as an Airflow task. Submits it as a Ray job; a long one is waited for in the triggerer, without a slot.
 
-    execute ──attach──> job ──ends within 15 s──────────────────────────────────────────────────> resume ──> ref | skip | error
+    execute ──attach or ask──> job ──ends within 15 s──────────────────────────────────────────────────> resume ──> ref | skip | error
                         └────defer──> RayJobTrigger (log into the task's log) ──event──────────────┘
 
 A deferral costs a second or more (two loops of the triggerer, a second task process), so a short job is waited for in the task.
@@ -25,7 +25,17 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from pipelines.cluster.job_api import ClusterUnreachable, JobApi, address_of
-from pipelines.cluster.jobs import Follower, Outcome, Work, attach, begin_work, iterate_work, ref_prefix, stage_work
+from pipelines.cluster.jobs import (
+    Follower,
+    Outcome,
+    Work,
+    ask,
+    attach,
+    begin_work,
+    iterate_work,
+    ref_prefix,
+    stage_work,
+)
 from pipelines.config.run_config import RunConfig, parse_config
 from pipelines.stages.table import STAGES
 
@@ -67,7 +77,7 @@ class RayJobOperator(BaseOperator):
         iteration: the iteration that the work belongs to; without one it is work of this DAG run alone.
         since: when the run was begun, unix seconds, as `begin` returns it.
         arguments: what follows the command, for all but `begin` and `stage`; empty ones are left out.
-        job: the job of the whole iteration (`iterate`), which this task follows while it runs, or where it has done this work.
+        job: the job of the whole iteration (`iterate`), which this task asks for its work while it runs, or which has done it.
         in_task_s: seconds that the task waits for its job before it defers.
         kwargs: Airflow's own; assets among `outlets` get the result as extra of their event.
         """
@@ -87,6 +97,7 @@ class RayJobOperator(BaseOperator):
             if self._is_followed(api):
                 # Where somebody stops it, or clears a task beside this one, this one goes on in a job of its own.
                 job, is_new = str(self.job), False
+                ask(api, job, part)
             else:
                 part = part if self.command == "iterate" else ""
                 work, links = self._work(config.run, context), _links(api, context)

@@ -3,11 +3,13 @@
     begin ──> collect ──> score ──> train (mapped over model groups) ──> sync ──> evaluate ──> gate ─┬─> promote ─┬─> record
                                                                                                       └─> report ──┘
     promote ──> in_service (asset troupe://team/<run>)
+    (whatever became of them) ──> end
 
 `begin` gives the DAG run its iteration, or skips the DAG run and says why. With `loop.max_lag` the next DAG run begins while this one
 trains, and its stages wait for those of this one that they need. `promote` moves the champion, and `in_service` updates the
 asset where it did: a canary, which is part of `promote`, may send the team back, and somebody may have moved the champion since
-the gate. `report` records why the champion stays. `record` returns the check of the iteration's
+the gate. `end` stops the job of the iteration where it is still there: a DAG run that has ended, or was marked failed, leaves nothing running.
+`report` records why the champion stays. `record` returns the check of the iteration's
 figures (XCom `watch`); with `watch.on_alarm: fail` an alarm fails the DAG run (`watched`, `alarm`), and `begin` skips.
 """
 
@@ -21,6 +23,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from dags.ray_job import RayJobOperator
 from dags.run_configs import ScheduledRun, find_runs
 from dags.team_dag import stage_job, stage_pool, team_asset, team_dag, team_job
+from pipelines.cluster.job_api import JobApi, address_of
 
 FORCE = Param(
     False,
@@ -83,7 +86,19 @@ def train_team(run: ScheduledRun) -> DAG:
         if watch is not None and watch.on_alarm == "fail":
             _fail_on_alarm(_result(record, "watch"))
         begin >> collect >> score >> train >> sync >> evaluate >> decided >> [promote, report] >> record
+        if is_one_job:
+            record >> _end(run, of_iteration["job"]).as_teardown(setups=begin)
     return dag
+
+
+def _end(run: ScheduledRun, job: Any) -> Any:
+    """The task that stops the job of the iteration."""
+
+    @task(task_id="end", retries=0)
+    def end(job: str) -> None:
+        JobApi(address_of(run.config.cluster)).stop(job)
+
+    return end(job)
 
 
 def _update_asset(promoted: Any, asset: Asset) -> None:

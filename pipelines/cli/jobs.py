@@ -97,10 +97,16 @@ def iterate(
     changes: Changes = None,
     address: Address = "",
 ) -> None:
-    """Begin an iteration for a schedule, do all of its stages that are not done, and record it; each hands back its result."""
+    """Begin an iteration for a schedule, and do its stages and record it; each hands back its result.
+
+    As a Ray job it does a stage when it is asked to, and ends where for two minutes nobody asks."""
+    from functools import partial
+
     from pipelines.cluster.connect import connect
+    from pipelines.cluster.jobs import is_asked
+    from pipelines.cluster.owner_links import submission_id
     from pipelines.report.progress import Screen
-    from pipelines.runners.schedule import begin_iteration
+    from pipelines.runners.schedule import Asks, begin_iteration
     from pipelines.runners.schedule import iterate as do_stages
 
     run, screen = find_run(config, root, changes), Screen()
@@ -109,7 +115,8 @@ def iterate(
     if "skip" in begun:
         return
     connect(address)
-    for part, ref in do_stages(run, int(begun["iteration"]), address=address, screen=screen):
+    asks = Asks(partial(is_asked, job)) if (job := submission_id()) else Asks()
+    for part, ref in do_stages(run, int(begun["iteration"]), address=address, screen=screen, asks=asks):
         hand_back(ref, part)
 
 

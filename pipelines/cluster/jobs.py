@@ -4,7 +4,8 @@
                      else: attempt n+1 ──submit──> job `troupe-<run>-it3-collect-a<n+1>`
     job ──follow──> its new log text, again and again, until it has ended ──> Outcome(ref | error, exit code)
 
-A submission id is used once per cluster, so that two submitters never start a job twice. No import of Ray.
+A submission id is used once per cluster, so that two submitters never start a job twice. The job of a whole iteration does a part
+of it when it is asked to: `ask` puts a mark on the cluster, for which it looks. No import of Ray by whoever submits.
 """
 
 from __future__ import annotations
@@ -85,6 +86,26 @@ def iterate_work(run: str, claim: str, *, is_forced: bool = False) -> Work:
     """`troupe iterate` for a claim: `begin` and the whole iteration that it gives, in one job."""
     begin = begin_work(run, claim, is_forced=is_forced)
     return replace(begin, command="iterate", label=begin.label.replace("begin", "iterate", 1))
+
+
+def ask(api: JobApi, submission_id: str, part: str) -> None:
+    """Asks the job of an iteration to do a part of it (`collect`, `train/solver`), once or again.
+
+    Of what a cluster takes by HTTP only packages are kept where its jobs can look. Ray removes one that no job uses after
+    10 minutes; the job looks several times a second.
+    """
+    api.upload(_mark(submission_id, part), b"asked")
+
+
+def is_asked(submission_id: str, part: str) -> bool:
+    """Whether somebody has asked this job to do a part; in a process that is connected to the cluster."""
+    from ray.experimental.internal_kv import _internal_kv_exists
+
+    return bool(_internal_kv_exists(f"gcs://{_mark(submission_id, part)}".encode()))
+
+
+def _mark(submission_id: str, part: str) -> str:
+    return f"_ray_pkg_{sha256(f'{submission_id} {part}'.encode()).hexdigest()[:32]}.zip"
 
 
 def ref_prefix(part: str = "") -> str:

@@ -49,9 +49,8 @@ class ScheduleConfig(Settings):
     """The deadline in seconds of the Ray job of one stage, from its submission to its end, including the wait for the
     engines; with `loop.max_lag` that and as much for each iteration before it."""
     jobs: Literal["iteration", "stage"] = "iteration"
-    """What has a Ray job of its own. `iteration`: one job does all stages, the tasks of Airflow follow it, and a stage at which it
-    ended is repeated in a job of its own. `stage`: each task has a job, which costs some seconds each; pools need it, and processes
-    that share nothing."""
+    """What has a Ray job of its own. `iteration`: one job stays warm and does a stage when its task asks for it; where it has ended, the
+    stage has a job of its own. `stage`: each task has a job, which costs some seconds each, and processes share nothing."""
     engine_pool: str = ""
     """The Airflow pool in which `collect`, `sync` and `evaluate` take a slot. It must exist and count deferred tasks (`airflow
     pools set NAME 2 "" --include-deferred`), or they are never started or never limited; empty: Airflow's default pool."""
@@ -74,16 +73,6 @@ class ScheduleConfig(Settings):
     def _presets_stand_alone(self) -> Self:
         if self.cron.startswith("@") and self.on_assets:
             raise ValueError(f"cron {self.cron!r} cannot be joined with on_assets: write it as five fields")
-        return self
-
-    @model_validator(mode="after")
-    def _pools_hold_stages(self) -> Self:
-        if self.jobs == "iteration" and (self.engine_pool or self.trainer_pool):
-            name = "engine_pool" if self.engine_pool else "trainer_pool"
-            raise ValueError(
-                f"{name} = {getattr(self, name)!r} limits stages, and with jobs = 'iteration' one job does them all: set jobs: stage, "
-                "or drop the pool"
-            )
         return self
 
     @field_validator("timezone")

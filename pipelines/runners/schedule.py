@@ -1,8 +1,8 @@
 """schedule: what a schedule calls: begin an iteration, do all of it in one process, record it.
 
     begin     a claim (of a DAG run) + the journal -> the iteration that it does, or the reason why it does none
-    iterate   the stages one after another; a schedule follows the one job that does them, stage by stage, and where that ends early,
-              each stage that is left has a job of its own
+    iterate   the stages one after another, each when it is asked for; a schedule asks the one job that does them, stage by stage, and
+              where that has ended, each stage that is left has a job of its own
     record    figures and reports; after the last iteration the test tasks
 
 A claim's iteration is pinned, so that a claim that is made again, by a retry or a second scheduler, gets the same one for ever.
@@ -10,7 +10,10 @@ A claim's iteration is pinned, so that a claim that is made again, by a retry or
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,11 +28,16 @@ from pipelines.run.iterations import QUIET_S, free_iteration, next_iteration, sa
 from pipelines.run.run import Run
 from pipelines.runners.begin import is_measured, make_version_zero, measure_last, measure_team, register_first_team
 from pipelines.runners.validate import check_tasks
-from pipelines.stages.steps import do_step, settle
+from pipelines.stages.steps import do_step, is_done, settle
 from pipelines.stages.table import STAGES, Step
 from stores.extensions import ask
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Decided, Evaluated, Measured, WarmStarted
+
+POLL_S = 0.25
+"""How often the job of an iteration looks for what it is asked to do."""
+IDLE_S = 120.0
+"""It ends where it is asked for nothing for so long: the schedule was paused, waits for a slot or has given the iteration up."""
 
 
 def begin_iteration(run: Run, claim: str, *, is_forced: bool, address: str, screen: Screen) -> dict[str, Any]:
@@ -70,22 +78,64 @@ def _needs_cluster(run: Run) -> bool:
     return any(begun.find(kind) is None for kind in (WarmStarted, Decided)) or not is_measured(run, 0)
 
 
-def iterate(run: Run, iteration: int, *, address: str, screen: Screen) -> Iterator[tuple[str, dict[str, Any]]]:
+class Asks:
+    """What a schedule has asked the job of an iteration to do; the job ends where it is asked for nothing."""
+
+    def __init__(self, is_asked: Callable[[str], bool] = lambda part: True, *, idle_s: float = IDLE_S) -> None:
+        """Args: is_asked: whether a part (`collect`, `train/solver`, `record`) is wanted by now; looked at every `POLL_S`."""
+        self._is_asked, self._idle_s = is_asked, idle_s
+        self._lock = threading.Lock()
+        self._num_at_work, self._idle_since = 0, time.monotonic()
+
+    def wait(self, parts: Sequence[str]) -> bool:
+        """Waits until one of the parts is asked for; False where nothing was for `idle_s` while nothing was done."""
+        while not any(map(self._is_asked, parts)):
+            with self._lock:
+                if not self._num_at_work and time.monotonic() > self._idle_since + self._idle_s:
+                    return False
+            time.sleep(POLL_S)
+        return True
+
+    @contextmanager
+    def turn(self, part: str) -> Iterator[bool]:
+        """Entered around the work of a part: waits for its turn, and says whether it came."""
+        is_asked = self.wait([part])
+        with self._lock:
+            self._num_at_work += is_asked
+        try:
+            yield is_asked
+        finally:
+            with self._lock:
+                self._num_at_work -= is_asked
+                self._idle_since = time.monotonic()
+
+
+def iterate(
+    run: Run, iteration: int, *, address: str, screen: Screen, asks: Asks | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the name of each stage (`train/solver` where it is done per model group) and of `record` with what it hands on.
 
-    Stages that are done already are not done again. Raises what a stage raises.
+    Stages that are done already are not done again. It ends where a stage is not asked for. Raises what a stage raises.
     """
+    asks = asks or Asks()
     for name, stage in STAGES.items():
         step = Step(iteration, name)
-        print(f"{step} of run {run.run_id}", flush=True)
-        settle(run, step, do_step)
+        parts = {group: f"{name}/{group}" if group else name for group in stage.groups(run.config)}
         try:
-            do_step(run, step)
+            if not is_done(run, step) and asks.wait(list(parts.values())):
+                print(f"{step} of run {run.run_id}", flush=True)
+                settle(run, step, do_step)
+                do_step(run, step, turn=lambda group, parts=parts: asks.turn(parts[group]))  # type: ignore[misc]
         finally:  # where training of a group failed, those that are done have their results all the same
-            for group in stage.groups(run.config):
+            for group, part in parts.items():
                 if (ref := run.journal.ref(run.key(iteration, name, group))) is not None:
-                    yield f"{name}/{group}" if group else name, stage.hand_on(ref)
-    yield "record", record_iteration(run, iteration, address=address, screen=screen)
+                    yield part, stage.hand_on(ref)
+        if not is_done(run, step):
+            print(f"nobody asked for {step} within {IDLE_S:g} s: whoever does is given a job of its own", flush=True)
+            return
+    with asks.turn("record") as is_asked:
+        if is_asked:
+            yield "record", record_iteration(run, iteration, address=address, screen=screen)
 
 
 def record_iteration(run: Run, iteration: int, *, address: str, screen: Screen) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -113,18 +113,31 @@ class _Others:
         return False
 
 
-def do_step(run: Run, step: Step, *, progress: Progress | None = None) -> None:
-    """Does a step here. Model groups are trained in a thread each; Ctrl-C reaches the main thread only, so it is passed on to them."""
+def do_step(
+    run: Run,
+    step: Step,
+    *,
+    progress: Progress | None = None,
+    turn: Callable[[str], AbstractContextManager[bool]] = lambda group: nullcontext(True),
+) -> None:
+    """Does a step here. Model groups are trained in a thread each; Ctrl-C reaches the main thread only, so it is passed on to them.
+
+    Args: turn: entered around the work of each model group (or "", of a stage without); where it says False, that is left out.
+    """
     groups = STAGES[step.stage].groups(run.config)
     if groups == ("",):
-        run_stage(run, step.stage, step.iteration, progress=progress)
+        with turn("") as is_wanted:
+            if is_wanted:
+                run_stage(run, step.stage, step.iteration, progress=progress)
         return
     at_work: set[threading.Thread] = set()
 
     def work(group: str) -> None:
         at_work.add(threading.current_thread())
         try:
-            run_stage(run, step.stage, step.iteration, model_group=group)
+            with turn(group) as is_wanted:
+                if is_wanted:
+                    run_stage(run, step.stage, step.iteration, model_group=group)
         finally:
             at_work.remove(threading.current_thread())
 

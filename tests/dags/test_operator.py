@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from job_server import JobServer, job_server
 
+from pipelines.cluster.jobs import _mark
 from pipelines.config.run_config import load_config
 from pipelines.config.schedule import ScheduleConfig
 
@@ -178,14 +179,16 @@ def test_an_iteration_is_one_job_whose_parts_are_the_results_of_its_tasks(
     assert operator("iterate").execute(context()) == {"iteration": 2, "since": 1.0, "job": job}
     capsys.readouterr()
     following = {"iteration": 2, "job": job}
+    assert not server.packages, "nobody has asked for a stage"
     assert operator("stage collect", **following).execute(context()) == {"num_tokens": 5}
     shown = capsys.readouterr().out
     assert "episode 1" in shown and "score of" not in shown and "begin:" not in shown
     assert operator("stage score", **following).execute(context()) == {"outcome": 0.5}
     assert operator("stage train", model_group="a", **following).execute(context()) == {"model": {"version": 2}}
     assert len(server.requests) == 1
-
     trigger = deferred(operator("stage train", model_group="b", **following), context())
+    asked = {_mark(job, part) for part in ("collect", "score", "train/a", "train/b")}
+    assert set(server.packages) == asked, "each task has asked for its own"
     server.put(
         job, "RUNNING", server.logs[job] + 'troupe-ref train/b: {"model": {"version": 3}}\nsync of iteration 2\n'
     )

@@ -117,7 +117,20 @@ def test_every_valid_config_with_a_schedule_is_a_family_of_dags(parsed: dict[str
     }
     train = parsed["dags"]["train_team__small"]
     assert train["tasks"] == sorted(
-        ["begin", "collect", "score", "train", "sync", "evaluate", "gate", "promote", "report", "record", "in_service"]
+        [
+            "begin",
+            "collect",
+            "score",
+            "train",
+            "sync",
+            "evaluate",
+            "gate",
+            "promote",
+            "report",
+            "record",
+            "in_service",
+            "end",
+        ]
     )
     assert (train["max_active_runs"], train["catchup"], train["schedule"]) == (1, False, "0 2 * * 1-5")
     watcher = parsed["dags"]["train_team__watcher"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from pipelines.config.run_config import load_config
 from pipelines.report.progress import Screen
 from pipelines.run.run import Run
 from pipelines.runners import schedule
+from pipelines.runners.schedule import Asks
 from pipelines.stages.table import Step
 
 pytestmark = pytest.mark.fast
@@ -31,11 +35,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return Run(load_config(SMALL, {"storage.root": str(tmp_path), "model_groups": GROUPS}))
 
 
-def do_step(run: Run, step: Step, *, failing: str = "") -> None:
+def do_step(run: Run, step: Step, *, failing: str = "", turn: Any = lambda group: nullcontext(True)) -> None:
     for group in GROUPS if step.stage == "train" else ("",):
         if group and group == failing:
             raise RuntimeError(f"{group} diverged")
-        finish(run, step.iteration, trained(group) if group else RECORDS[step.stage](), group)
+        with turn(group) as is_wanted:
+            if is_wanted:
+                finish(run, step.iteration, trained(group) if group else RECORDS[step.stage](), group)
 
 
 def test_each_stage_hands_on_its_result_in_order(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +61,51 @@ def test_a_model_group_that_is_trained_hands_on_its_result_though_another_one_fa
         for part, _ in schedule.iterate(run, 1, address="", screen=Screen()):
             parts.append(part)
     assert parts == ["collect", "score", "train/a"]
+
+
+def test_a_stage_is_done_when_it_is_asked_for_and_not_before(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "do_step", do_step)
+    asked: set[str] = set()
+    parts = schedule.iterate(run, 1, address="", screen=Screen(), asks=Asks(asked.__contains__, idle_s=30))
+    for wanted in ("collect", "score"):
+        found: list[str] = []
+        thread = threading.Thread(target=lambda found=found: found.append(next(parts)[0]))
+        thread.start()
+        thread.join(3 * schedule.POLL_S)
+        assert not found and run.journal.ref(run.key(1, wanted)) is None
+        asked.add(wanted)
+        thread.join(10)
+        assert found == [wanted]
+
+
+def test_where_nobody_asks_the_job_ends_and_leaves_the_rest(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(schedule, "do_step", do_step)
+    asks = Asks({"collect", "score", "train/a"}.__contains__, idle_s=0.5)
+    parts = [part for part, _ in schedule.iterate(run, 1, address="", screen=Screen(), asks=asks)]
+    assert parts == ["collect", "score", "train/a"], "model group b was not asked for"
+    assert "nobody asked for train of iteration 1" in capsys.readouterr().out
+    later = dict(schedule.iterate(run, 1, address="", screen=Screen(), asks=Asks({"train/b"}.__contains__, idle_s=0.5)))
+    assert list(later) == ["collect", "score", "train/a", "train/b"], (
+        "what is done is handed on without being asked for"
+    )
+
+
+def test_the_wait_for_one_part_goes_on_while_another_is_at_work() -> None:
+    asked, ended = {"train/a"}, []
+    asks = Asks(asked.__contains__, idle_s=0.3)
+
+    def other() -> None:
+        with asks.turn("train/b") as is_asked:
+            ended.append((is_asked, time.monotonic()))
+
+    with asks.turn("train/a") as is_asked:
+        assert is_asked
+        waiting = threading.Thread(target=other)
+        waiting.start()
+        waiting.join(1.5)
+        assert waiting.is_alive()
+        at = time.monotonic()
+    waiting.join(5)
+    assert ended and not ended[0][0] and ended[0][1] > at + 0.3
