@@ -3,13 +3,13 @@
     begin ──> collect ──> score ──> train (mapped over model groups) ──> sync ──> evaluate ──> gate ─┬─> promote ─┬─> record
                                                                                                       └─> report ──┘
     promote ──> in_service (asset troupe://team/<run>)
-    (whatever became of them) ──> end
+    begin ──> warm ──> (whatever becomes of the rest) ──> end
 
 `begin` gives the DAG run its iteration, or skips the DAG run and says why. With `loop.max_lag` the next DAG run begins while this one
 trains, and its stages wait for those of this one that they need. `promote` moves the champion, and `in_service` updates the
 asset where it did: a canary, which is part of `promote`, may send the team back, and somebody may have moved the champion since
-the gate. `end` stops the job of the iteration where it is still there: a DAG run that has ended, or was marked failed, leaves nothing running.
-`report` records why the champion stays. `record` returns the check of the iteration's
+the gate. `end` stops the job of the iteration where it is still there: a DAG run that has ended, or was marked failed, leaves nothing
+running. `report` records why the champion stays. `record` returns the check of the iteration's
 figures (XCom `watch`); with `watch.on_alarm: fail` an alarm fails the DAG run (`watched`, `alarm`), and `begin` skips.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Asset, Param, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
@@ -87,7 +88,11 @@ def train_team(run: ScheduledRun) -> DAG:
             _fail_on_alarm(_result(record, "watch"))
         begin >> collect >> score >> train >> sync >> evaluate >> decided >> [promote, report] >> record
         if is_one_job:
-            record >> _end(run, of_iteration["job"]).as_teardown(setups=begin)
+            warm = EmptyOperator(
+                task_id="warm"
+            ).as_setup()  # what follows `begin` has other trigger rules than a setup allows
+            begin >> warm >> collect
+            record >> _end(run, of_iteration["job"]).as_teardown(setups=warm)
     return dag
 
 
