@@ -119,6 +119,7 @@ def test_every_valid_config_with_a_schedule_is_a_family_of_dags(parsed: dict[str
     assert train["tasks"] == sorted(
         [
             "begin",
+            "warm",
             "collect",
             "score",
             "train",
