@@ -1,4 +1,4 @@
-"""collector: warm actors that play many episodes at once, and the two Ray Data operators that carry these to the trace store.
+"""collector: warm actors that play many episodes at once, and one that stores them; `operators` calls them.
 
     rows of groups ──play──> Collector.run ──blocks of finished episodes──> store_block ──> Writer ──> trace store
                                  ^                                              │
@@ -19,13 +19,12 @@ import pickle
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
 import ray
-from ray.exceptions import ActorUnavailableError, ObjectLostError
 
 from pipelines.cluster.observe import Observer, log_failed, tell
 from pipelines.config.sections import CollectConfig
@@ -52,8 +51,6 @@ MAX_UNSTORED = 2 * WRITE_BATCH
 """Finished episodes of a collector that may wait for the store: one batch that is written, and one that is filled."""
 TELL_EVERY_S = 2.0
 """How often a collector in which no episode ends says what became of the model calls."""
-ASK_AGAIN_S = 1.0
-"""A collector that ended is asked again after so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +121,7 @@ _warm: dict[type, list[tuple[_Connection, Any]]] = {}
 
 def collectors(count: int) -> list[Any]:
     """`count` warm collectors, spread over the cluster's nodes."""
-    # Its tasks are not retried: of a generator that begins again, Ray drops as many items as it has passed on already. `play` asks again.
+    # Its tasks are not retried: of a generator that begins again, Ray drops as many items as it has passed on already. The operator asks again.
     return _warm_actors(Collector, count, max_task_retries=0)
 
 
@@ -159,42 +156,19 @@ def _forget_earlier() -> _Connection:
     return connection
 
 
-def play(groups: pa.Table, workers: Sequence[Any], work: Mapping[str, Any]) -> Iterator[pa.Table]:
-    """Has the collector of these groups play them, and passes on the blocks that it hands over; a Ray Data operator.
-
-    A collector that ended is asked again as soon as Ray has started it anew: it leaves out what is stored.
-    """
-    place = groups["place"][0].as_py()
-    specs = [spec for group in groups["specs"].to_pylist() for spec in pickle.loads(group)]
-    run = workers[place].run.options(num_returns="streaming")
-    while True:
-        try:
-            for ref in run.remote(specs, place=place, **work):
-                yield ray.get(ref)
-            return
-        except (ActorUnavailableError, ObjectLostError) as error:
-            logger.warning("collector %d ended and is asked again: %s", place, error)
-            time.sleep(ASK_AGAIN_S)
-
-
-def store_block(
-    block: pa.Table, workers: Sequence[Any], writer: Any, pass_id: str, store: TraceStore, replaced: Sequence[Cause]
-) -> pa.Table:
-    """Has the writer store the episodes of a block; a Ray Data operator. Returns the block's figures."""
-    if block["num"][0].as_py():
-        ray.get(writer.write.remote(block["episodes"].combine_chunks(), store, replaced))
-        workers[block["place"][0].as_py()].stored.remote(pass_id, block["name"][0].as_py())
-    return block.drop_columns(["episodes", "name", "place"])
-
-
 class Writer:
     """An actor that stores episodes: one per driver, since concurrent commits to a table make each other wait."""
 
     def __init__(self) -> None:
         import lancedb  # noqa: F401 - imported now, so that the first block does not wait for it
 
-    def write(self, episodes: pa.ListArray, store: TraceStore, replaced: Sequence[Cause]) -> None:
-        """Merges the episodes into the store by their ids."""
+        self._opened: tuple[bytes, TraceStore, Sequence[Cause]] | None = None
+
+    def write(self, episodes: pa.ListArray, target: bytes) -> None:
+        """Merges the episodes into a store by their ids. Args: target: the pickled store, and causes of failures that are replaced."""
+        if self._opened is None or self._opened[0] != target:
+            self._opened = (target, *pickle.loads(target))
+        _, store, replaced = self._opened
         store.write_rows(pa.Table.from_struct_array(episodes.flatten()), replaced=replaced)
 
 
@@ -206,6 +180,12 @@ class Collector:
         from transformers import PreTrainedTokenizerFast  # noqa: F401 - imported now, so that the first episode does not wait
 
         self._passes: dict[str, _Pass] = {}
+
+    async def play(self, groups: Sequence[bytes], *, place: int, work: bytes) -> AsyncIterator[pa.Table]:
+        """Does what `run` does. Args: groups: pickled specs of each; work: the pickled other arguments."""
+        specs = [spec for group in groups for spec in pickle.loads(group)]
+        async for block in self.run(specs, place=place, **pickle.loads(work)):
+            yield block
 
     async def run(
         self,

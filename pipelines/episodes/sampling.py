@@ -4,7 +4,7 @@
                            │ finished episodes, in blocks
                            └── store_block ──> trace store (exactly once) ──> counts back to the caller
 
-`play` and `store_block` are operators of one Ray Data pipeline: `collector` says what each bounds.
+`play` and `store_block` are operators of one Ray Data pipeline; the design page says what each bounds.
 
 A pass that was interrupted goes on: what is stored is kept. What the policy caused to fail is an outcome and never played
 again; where too many other episodes failed, a repetition plays these again.
@@ -29,8 +29,9 @@ from ray.exceptions import NodeDiedError, ObjectLostError, WorkerCrashedError
 
 from pipelines.cluster.faults import InfrastructureLost
 from pipelines.config.sections import CollectConfig
-from pipelines.episodes.collector import EarlyStop, collectors, play, store_block, writer
+from pipelines.episodes.collector import EarlyStop, collectors, writer
 from pipelines.episodes.groups import Groups, Pace, StoppedBy, repeats_in_words
+from pipelines.episodes.operators import play, store_block
 from pipelines.run.run import Run
 from pipelines.run.scoring import Ending, failures_alike, without_ids
 from pipelines.run.serving import app_names, capacities
@@ -377,12 +378,14 @@ def _run(
         "log": carry(),
     }
     workers = collectors(config.num_workers)
-    target = {"writer": writer(), "pass_id": pass_id, "store": sampling_pass.store, "replaced": replaced}
+    into = {"writer": writer(), "pass_id": pass_id, "target": pickle.dumps((sampling_pass.store, replaced))}
     # What may differ in nothing but its resources, Ray Data makes one operator of.
     blocks = (
         ray.data.from_arrow(_deal(specs, len(workers)))
-        .map_batches(play, fn_kwargs={"workers": workers, "work": work}, num_cpus=0.01, max_retries=0, **WHOLE)
-        .map_batches(store_block, fn_kwargs={"workers": workers, **target}, num_cpus=0.02, concurrency=1, **WHOLE)
+        .map_batches(
+            play, fn_kwargs={"workers": workers, "work": pickle.dumps(work)}, num_cpus=0.01, max_retries=0, **WHOLE
+        )
+        .map_batches(store_block, fn_kwargs={"workers": workers, **into}, num_cpus=0.02, concurrency=1, **WHOLE)
     )
     began = sent_at = time.monotonic()
     sent: StoppedBy | None = None

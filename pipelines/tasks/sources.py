@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -18,6 +19,8 @@ from pipelines.tasks.task_files import read_rows
 from serve_apps.tools.text_match import normalize
 from stores.by_name import construct
 from stores.types import FAMILY, Task, families
+
+logger = logging.getLogger(__name__)
 
 Check = Callable[[Task, str], None]
 """Raises ValueError for a task, with its location."""
@@ -38,25 +41,33 @@ def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Chec
 
     `section` ("train", "gate", "test") names the source in messages and is the default part of a file, or split of a
     generator. `check` is called with every task and its location. A file may be larger than memory: only ids are held.
-    Raises ValueError, with location and fix, for a
-    file that is missing or does not match its suffix, a row without prompt or answer, a repeated id, and two tasks that are one with
-    different answers.
+    A row that stands there again is left out, and how many were is in the log. Raises ValueError, with location and fix, for a
+    file that is missing or does not match its suffix, a row without prompt or answer, an id of two different tasks, and two tasks that are
+    one with different answers.
     """
     located = _generated(source, section, seed) if source.generator is not None else _filed(source, section)
-    first: dict[str, str] = {}
+    first: dict[str, tuple[str, int]] = {}
+    num_repeated = 0
     answered: dict[int, tuple[str, frozenset[int]]] = {}
     for at, task in located:
-        if task.task_id in first:
+        content = hash(json.dumps(asdict(task), sort_keys=True))
+        other, seen = first.setdefault(task.task_id, (at, content))
+        if other != at and seen != content:
             raise ValueError(
-                f"{at}: task id {task.task_id!r} was used before, at {first[task.task_id]}: "
-                f"drop one of the two, or give each row its own `id`"
+                f"{at}: task id {task.task_id!r} was used before, at {other}: drop one of the two, or give each row its own `id`"
             )
-        first[task.task_id] = at
+        if other != at:
+            num_repeated += 1
+            continue
         if task.answers:
             _check_agrees(task, at, answered)
         if check is not None:
             check(task, at)
         yield task
+    if num_repeated:
+        logger.warning(
+            "tasks.%s: %d rows stand there again, and were left out; %d tasks", section, num_repeated, len(first)
+        )
 
 
 def _check_agrees(task: Task, at: str, answered: dict[int, tuple[str, frozenset[int]]]) -> None:

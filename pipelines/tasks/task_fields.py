@@ -48,7 +48,8 @@ PROMPT_FIELDS = (
 CASE_FIELDS = ("input", "inputs", "stdin", *TEST_FIELDS, *SPLIT_TEST_FIELDS)
 """A mapping with one of these fields holds tests."""
 STARTER_FIELDS = ("starter_code", "extra_info.starter_code")
-ID_FIELDS = ("task_id", "id", "unique_id", "question_id")
+ID_FIELDS = ("task_id", "id", "unique_id", "question_id", "query_id", "uid", "extra_info.index")
+"""What names a row within its source: where the row names that, too, both make up the task's id."""
 SOURCE_FIELDS = ("data_source", "source", "env_kwargs.data_source")
 INNER_ANSWER_FIELDS = ("target", "ground_truth", "golden_answers", "answer")
 """Fields of an object that stands where an answer is looked for: they hold the answers."""
@@ -59,6 +60,8 @@ PASSAGE_FIELDS = ("passage", "context", "article", "story", "paragraph", "body",
 MEDIA_FIELDS = ("image", "images", "audio", "video", "videos")
 QUESTION_ROLES = ("system", "developer", "user")
 """Roles of the messages that make up a task's prompt."""
+MAX_BARE_SOLUTION = 100
+"""Characters of a `solution` without a box that is the answer itself: one line, no derivation."""
 
 _TEST_SETTINGS = {"fn_name": FN_NAME, "checker_type": CHECKER, "checker_code": CHECKER_CODE}
 KNOWN_FIELDS = tuple(
@@ -113,8 +116,10 @@ def _task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
             f"{', '.join((*TEST_FIELDS, *SPLIT_TEST_FIELDS, 'label'))}; has {', '.join(_shown(row))}; a task of a world needs none where "
             f"its settings stand in `{METADATA}`"
         )
-    source = next((str(v) for f in SOURCE_FIELDS if (v := look_up(row, f))), default_source)
-    own_id = next((written(row[f]) for f in ID_FIELDS if row.get(f) not in (None, "")), "")
+    own_source = next((str(v) for f in SOURCE_FIELDS if (v := look_up(row, f))), "")
+    source = own_source or default_source
+    own_id = next((written(v) for f in ID_FIELDS if (v := look_up(row, f)) not in (None, "")), "")
+    own_id = f"{own_source}/{own_id}" if own_source and own_id else own_id
     key = "\x1f".join((source, prompt, *answers, *([json.dumps(settings, sort_keys=True)] if settings else [])))
     metadata = _object(row, "extra_info") | {name: value for name, value in own.items() if value is not None}
     if tests is not None:
@@ -265,8 +270,11 @@ def _prompt(row: Mapping[str, Any], at: str) -> str:
     """Returns the text of the first field that holds a prompt; empty where none does.
 
     Where a later field has the same question behind a system message, that conversation is the prompt: a task may stand in its
-    system message alone. ValueError where it asks for something else.
+    system message alone. ValueError where it asks for something else. A row of Dr. MAS has its question by itself, and before it a
+    system message that is the same in all rows.
     """
+    if bare := _prompt_text(look_up(row, "env_kwargs.question"), f"{at}: env_kwargs.question"):
+        return bare
     for number, field in enumerate(PROMPT_FIELDS):
         text = _prompt_text(look_up(row, field), f"{at}: {field}")
         if not text:
@@ -350,7 +358,7 @@ def _answers(row: Mapping[str, Any], field: str, at: str) -> tuple[str, ...]:
         boxed = last_boxed(text)
         if boxed is not None:
             answers.append(boxed.strip())
-        elif field != "solution":
+        elif field != "solution" or (len(text) <= MAX_BARE_SOLUTION and "\n" not in text):
             answers.append(text.rpartition("####")[2].strip())
     return tuple(dict.fromkeys(answer for answer in answers if answer))
 

@@ -93,10 +93,12 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _items(file: BinaryIO) -> Iterator[Any]:
-    """Yields the items of a list. ijson's own `items` holds the path to its position, whose length is not bounded."""
+    """Yields the items of a list, or of the list `data` of an object. ijson's own `items` holds the path to its position, whose length
+    is not bounded."""
     import ijson
 
-    depth, is_list, builder = 0, False, ijson.ObjectBuilder()
+    depth, key, builder = 0, "", ijson.ObjectBuilder()
+    of_list: int | None = None  # the depth of the list's items
     keys: list[set[str]] = []
     # Without use_float, which refuses integers of more than 64 bits, ijson 3.6 dies (SIGSEGV) of one of 5000 digits.
     for event, value in ijson.basic_parse(file, use_float=True):
@@ -112,13 +114,16 @@ def _items(file: BinaryIO) -> Iterator[Any]:
             if value in keys[-1]:
                 raise RepeatedKeyError(value)
             keys[-1].add(value)
-        if change == depth == 1 and not is_list:
-            is_list = event == "start_array"
-        elif is_list and depth:
+            key = value if depth == 1 else key
+        if of_list is None and event == "start_array" and (depth == 1 or (depth == 2 and key == "data")):
+            of_list = depth
+        elif of_list is not None and depth >= of_list:
             builder.event(event, value)
-            if depth == 1:
+            if depth == of_list:
                 yield builder.value
                 builder = ijson.ObjectBuilder()
+        elif of_list is not None:  # behind it
+            of_list = None
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:

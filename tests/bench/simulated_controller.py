@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import json
 import os
+import pickle
 import random
 import sys
 import time
@@ -115,7 +116,7 @@ def main() -> None:
         """Memory in MB each time another `in_flight` episodes are stored."""
         num_stored = 0
         memory: list[float] = []
-        collector, writer = SimulatedCollector(engine), Writer()
+        collector, writer, target = SimulatedCollector(engine), Writer(), pickle.dumps((store, ()))
         blocks = collector.run(
             specs(iteration, count),
             pass_id="bench",
@@ -132,7 +133,7 @@ def main() -> None:
             row = block.drop_columns(["episodes"]).to_pylist()[0]
             assert set(json.loads(row["statuses"])) <= {"ok"}, row
             if row["num"]:
-                await asyncio.to_thread(writer.write, block["episodes"].combine_chunks(), store, ())
+                await asyncio.to_thread(writer.write, block["episodes"].combine_chunks(), target)
                 await collector.stored("bench", row["name"])
             num_stored += row["num"]
             if num_stored >= in_flight * (len(memory) + 1):

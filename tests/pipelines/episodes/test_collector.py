@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def test_a_store_that_takes_seconds_bounds_the_episodes_that_wait_for_it(store: 
             await asyncio.sleep(0.4)  # a commit
             waiting.append(collector.engine.num_asked - num_stored)
             if num := block["num"][0].as_py():
-                writer.write(block["episodes"].combine_chunks(), store, ())
+                writer.write(block["episodes"].combine_chunks(), pickle.dumps((store, ())))
                 num_stored += num
                 await collector.stored("pass", block["name"][0].as_py())
         return waiting

@@ -263,7 +263,7 @@ def test_a_stopped_collector_ends_the_stage_at_its_deadline_with_the_stacks_of_a
         watchdog.once(collect)
     text = stacks_of(caught.value)
     assert "(stopped)" in text
-    assert "ray::Collector.run" in text
+    assert "ray::Collector.play" in text
     assert "ray::ServeReplica:fake-policy:FakePolicy" in text
     assert "in play" in text or "play (" in text
     deadline = time.monotonic() + 20

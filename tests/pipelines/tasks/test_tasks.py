@@ -107,7 +107,11 @@ def test_ids_are_stable_and_given_ids_win(tmp_path: Path) -> None:
             '\n{"question": "a", "answr": "1"}\n',
             r"t\.jsonl:2: task without answer: .*target, solution.*answr",
         ),
-        ("t.jsonl", '{"question": "a", "solution": "seven"}\n', r"t\.jsonl:1: task without answer"),
+        (
+            "t.jsonl",
+            '{"question": "a", "solution": "First add them.\\nThen it is seven."}\n',
+            r"t\.jsonl:1: task without answer",
+        ),
         ("t.jsonl", '{"text": "a", "answer": "1"}\n', r"t\.jsonl:1: no task prompt: .*question.*has text, answer"),
         (
             "t.jsonl",
