@@ -376,7 +376,7 @@ class EvaluateConfig(Settings):
     """The sampling temperature of all agents in evaluations; 0: greedily, always the most likely token, but for a
     `control`, whose answers would be all alike; null: as in training."""
     bootstrap_samples: int = Field(10_000, ge=100)
-    """The number of bootstrap samples of a confidence interval."""
+    """The number of bootstrap samples of a confidence interval, or more: ten lie beyond each of its bounds."""
     confidence: float = Field(0.95, gt=0, lt=1)
     """The confidence of the interval of the gain by which the gate decides. Accuracies are always reported with 95%
     intervals."""

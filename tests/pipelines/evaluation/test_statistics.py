@@ -88,6 +88,21 @@ def test_the_exact_interval_does_not_take_the_share_of_differing_tasks_as_known(
     assert lost.low < -2 * 4 / 128, "of 128 tasks 4 were lost by chance, where 8 might have been"
 
 
+def test_a_bound_far_out_is_not_the_outermost_of_a_few_samples() -> None:
+    won = wins_and_losses(40, 20, 90)
+    few, many = (paired_interval(*won, Resampling(confidence=0.999, num_samples=num)) for num in (100, 100_000))
+    assert (few.low, few.high) == pytest.approx((many.low, many.high), abs=0.015)
+
+
+@pytest.mark.parametrize("num", [12, 40])
+def test_thirds_have_the_interval_of_whole_numbers(num: int) -> None:
+    rng, none = np.random.default_rng(4), named(np.zeros(num))
+    for _ in range(20):
+        values = rng.integers(0, 4, size=num).astype(float)
+        whole, thirds = (paired_bootstrap(named(x), none, Resampling(num_samples=1000)) for x in (values, values / 3))
+        assert (3 * thirds.low, 3 * thirds.high) == pytest.approx((whole.low, whole.high), abs=1e-9)
+
+
 def test_the_same_seed_gives_the_same_interval() -> None:
     outcomes = named(np.random.default_rng(3).uniform(size=50))
     assert mean_interval(outcomes, Resampling(seed=5)) == mean_interval(outcomes, Resampling(seed=5))
