@@ -382,9 +382,9 @@ class EvaluateConfig(Settings):
     intervals."""
     test: str = "auto"
     """The source of that interval. `auto`: the BCa bootstrap over tasks where each has one episode with outcome 0 or 1 and is a
-    problem of its own, else bets (pipelines/evaluation/betting.py), which hold for outcomes of any distribution. `mcnemar`: the
-    exact McNemar test (one episode per task, outcome 0 or 1). Or the dotted path `package.module:name` of a function of your own
-    with the signature of `paired_interval` (pipelines/evaluation/statistics.py)."""
+    problem of its own (where fewer than 16 differ, the interval of the exact test), else bets (pipelines/evaluation/betting.py), which hold for
+    outcomes of any distribution. `mcnemar`: the exact McNemar test (one episode per task, outcome 0 or 1). Or the dotted path `package.module:name` of a
+    function of your own with the signature of `paired_interval` (pipelines/evaluation/statistics.py)."""
     tasks_per_look: int | None = Field(None, ge=1)
     """The number of tasks by which the evaluation grows until the gate can decide or `tasks_per_decision` are played. The
     interval is then a confidence sequence, which stays valid however often it is checked; null: all tasks at once."""

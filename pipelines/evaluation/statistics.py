@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from statistics import NormalDist
 from typing import NamedTuple
@@ -28,7 +28,8 @@ Families = Mapping[str, str]
 """task_id -> the problem that the task is a variant of."""
 
 FEW = 16
-"""Tasks with a difference, below which the bootstrap of differences is too narrow: of equal teams 4 to 5% are promoted, not 2.5%."""
+"""Tasks with a difference, below which the bootstrap of differences is too narrow: of equal teams, and of teams that are worse by a margin,
+4 to 5% are promoted, not 2.5%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +100,9 @@ def paired_interval(
 ) -> Interval:
     """Mean over tasks of candidate minus champion on the same task: what decisions rest on.
 
-    Where each task has one outcome of 0 or 1 and is a family of its own, a bootstrap misses the mean as rarely as it says. Any
-    other differences are bounded by bets (`betting.py`), which hold for every distribution on [-1, 1]. Where an outcome beyond [0, 1]
-    was seen on either side, the range of all outcomes takes the place of 1: what was never seen beyond it is not allowed for.
+    Where each task has one outcome of 0 or 1 and is a family of its own, a bootstrap misses the mean as rarely as it says, unless few
+    tasks differ: then the interval is the exact one. Any other differences are bounded by bets (`betting.py`), which hold for every
+    distribution on [-1, 1]. Where an outcome beyond [0, 1] was seen on either side, the range of all outcomes takes the place of 1: what was never seen beyond it is not allowed for.
 
     Raises ValueError, besides what `mean_interval` does, when the two did not solve the same tasks.
     """
@@ -266,15 +267,10 @@ def _bet(
 
 
 def _few_or_bootstrapped(units: _Units, how: Resampling) -> Interval:
-    """The bootstrap's interval of differences of -1, 0 and 1."""
-    interval = _bootstrap(units, how, bounds=(-1.0, 1.0))
-    if np.count_nonzero(units.means) >= FEW:
-        return interval
-    # Too few to resample: 3 tasks won and none lost would do. One more of each kind, as Agresti and Min (2005) have it for matched pairs.
-    means = np.append(units.means, (1.0, -1.0) if units.means.any() else (0.0, 0.0))
-    more = _Units([*units.names, "", ""], means, np.ones(len(means), dtype=np.int64))
-    wider = _bootstrap(more, how, bounds=(-1.0, 1.0))
-    return replace(interval, low=min(interval.low, wider.low), high=max(interval.high, wider.high))
+    """The bootstrap's interval of differences of -1, 0 and 1; the exact one where few differ: 3 tasks won and none lost would do."""
+    if np.count_nonzero(units.means) < FEW:
+        return _exact(units.means, how.confidence)
+    return _bootstrap(units, how, bounds=(-1.0, 1.0))
 
 
 def exact_interval(candidate: Outcomes, champion: Outcomes, how: Resampling = RESAMPLING) -> Interval:
@@ -292,13 +288,16 @@ def exact_interval(candidate: Outcomes, champion: Outcomes, how: Resampling = RE
                     f"task {task_id!r} has the outcomes {[float(x) for x in values[:5]]}: the exact test (evaluate.test: mcnemar) needs "
                     "one episode per task and outcomes of 0 or 1; use evaluate.test: auto"
                 )
-    differences = paired_differences(candidate, champion)
+    return _exact(paired_differences(candidate, champion), how.confidence)
+
+
+def _exact(differences: NDArray[np.float64], confidence: float) -> Interval:
     n, won, lost = len(differences), int((differences > 0).sum()), int((differences < 0).sum())
     if not won + lost:
-        unseen = _never_seen(n, how.confidence)
+        unseen = _never_seen(n, confidence)
         return Interval(mean=0.0, low=-unseen, high=unseen, num_tasks=n)
-    low, high = exact_share(won, won + lost, confidence=how.confidence)
-    least, most = exact_share(won + lost, n, confidence=how.confidence)
+    low, high = exact_share(won, won + lost, confidence=confidence)
+    least, most = exact_share(won + lost, n, confidence=confidence)
     below, above = 2 * low - 1, 2 * high - 1
     return Interval(
         mean=(won - lost) / n,
