@@ -376,15 +376,15 @@ class EvaluateConfig(Settings):
     """The sampling temperature of all agents in evaluations; 0: greedily, always the most likely token, but for a
     `control`, whose answers would be all alike; null: as in training."""
     bootstrap_samples: int = Field(10_000, ge=100)
-    """The number of bootstrap samples of a confidence interval."""
+    """The number of bootstrap samples of a confidence interval, or more: ten lie beyond each of its bounds."""
     confidence: float = Field(0.95, gt=0, lt=1)
     """The confidence of the interval of the gain by which the gate decides. Accuracies are always reported with 95%
     intervals."""
     test: str = "auto"
     """The source of that interval. `auto`: the BCa bootstrap over tasks where each has one episode with outcome 0 or 1 and is a
-    problem of its own, else bets (pipelines/evaluation/betting.py), which hold for outcomes of any distribution. `mcnemar`: the
-    exact McNemar test (one episode per task, outcome 0 or 1). Or the dotted path `package.module:name` of a function of your own
-    with the signature of `paired_interval` (pipelines/evaluation/statistics.py)."""
+    problem of its own (where fewer than 16 differ, the interval of the exact test), else bets (pipelines/evaluation/betting.py), which hold for
+    outcomes of any distribution. `mcnemar`: the exact McNemar test (one episode per task, outcome 0 or 1). Or the dotted path `package.module:name` of a
+    function of your own with the signature of `paired_interval` (pipelines/evaluation/statistics.py)."""
     tasks_per_look: int | None = Field(None, ge=1)
     """The number of tasks by which the evaluation grows until the gate can decide or `tasks_per_decision` are played. The
     interval is then a confidence sequence, which stays valid however often it is checked; null: all tasks at once."""

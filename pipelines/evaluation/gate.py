@@ -59,7 +59,8 @@ class Evidence:
     def at_most(self, share: float, agent: str | None = None) -> float:
         """Returns the upper bound of a share, of `agent` or of all, of which more is to be seen; the share itself at the last look.
 
-        Problems are the units, each with its own share of sound episodes or turns: no wider spread than that of 0s and 1s.
+        Problems are the units, each with its own share of sound episodes or turns: no wider spread than that of 0s and 1s. The interval of
+        so many as `num_alike` counts is that of Korn and Graubard (1998).
         """
         if self.looks_to_come is None:
             return share
@@ -72,11 +73,22 @@ class LooksToCome(NamedTuple):
     """What bounds the shares of a look after which others may come."""
 
     num_problems: int
-    """Families of tasks that were played."""
+    """Families of tasks that were played: so many of one size as say as much, see `num_alike`."""
     num_by_agent: Mapping[str, int]
-    """Those in which an agent made a turn that counts."""
+    """Those in which an agent made a turn that counts, by its turns."""
     confidence: float
     """Of each look, so that all of them together err as often as `evaluate.confidence` allows."""
+
+
+def num_alike(sizes: Collection[int]) -> int:
+    """Returns how many problems of one size say as much as those of these sizes, rounded down: (sum n)^2 / sum n^2 (Kish 1965).
+
+    One problem of fifty tasks beside ten of one task each may fail as a whole: the share of sound episodes then says hardly more than
+    one problem does.
+
+    Args: sizes: of each problem, its tasks or turns, at least 1; 0 of none.
+    """
+    return sum(sizes) ** 2 // sum(size**2 for size in sizes) if sizes else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

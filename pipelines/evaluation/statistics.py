@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from statistics import NormalDist
 from typing import NamedTuple
@@ -28,7 +28,8 @@ Families = Mapping[str, str]
 """task_id -> the problem that the task is a variant of."""
 
 FEW = 16
-"""Tasks with a difference, below which the bootstrap of differences is too narrow: of equal teams 4 to 5% are promoted, not 2.5%."""
+"""Tasks with a difference, below which the bootstrap of differences is too narrow: of equal teams, and of teams that are worse by a margin,
+4 to 5% are promoted, not 2.5%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Resampling:
     """Of the tasks, or of more."""
     seed: int = 0
     num_samples: int = 10_000
-    """Of a bootstrap."""
+    """Of a bootstrap, at least: see `num_drawn`."""
     confidence: float = 0.95
 
     @classmethod
@@ -47,6 +48,11 @@ class Resampling:
         """Returns how the intervals of a run are found."""
         samples = config.evaluate.bootstrap_samples
         return cls(families=families, seed=config.seed, num_samples=samples, confidence=confidence)
+
+    @property
+    def num_drawn(self) -> int:
+        """The samples of a bootstrap: so many that ten lie beyond each bound, or the bound would be the outermost that was drawn."""
+        return max(self.num_samples, math.ceil(10 / self.tails[0]))
 
     @property
     def tails(self) -> tuple[float, float]:
@@ -94,9 +100,9 @@ def paired_interval(
 ) -> Interval:
     """Mean over tasks of candidate minus champion on the same task: what decisions rest on.
 
-    Where each task has one outcome of 0 or 1 and is a family of its own, a bootstrap misses the mean as rarely as it says. Any
-    other differences are bounded by bets (`betting.py`), which hold for every distribution on [-1, 1]. Where an outcome beyond [0, 1]
-    was seen on either side, the range of all outcomes takes the place of 1: what was never seen beyond it is not allowed for.
+    Where each task has one outcome of 0 or 1 and is a family of its own, a bootstrap misses the mean as rarely as it says, unless few
+    tasks differ: then the interval is the exact one. Any other differences are bounded by bets (`betting.py`), which hold for every
+    distribution on [-1, 1]. Where an outcome beyond [0, 1] was seen on either side, the range of all outcomes takes the place of 1: what was never seen beyond it is not allowed for.
 
     Raises ValueError, besides what `mean_interval` does, when the two did not solve the same tasks.
     """
@@ -193,10 +199,11 @@ def paired_ratio(
         return None
     units = [_units(candidate, values, how.families) for values in (old, differences)]
     below_of, above_of = (unit.means * unit.counts for unit in units)
-    n = len(below_of)
-    drawn = np.random.default_rng(how.seed).multinomial(n, np.full(n, 1 / n), size=how.num_samples)
-    below = np.maximum(drawn @ below_of, least * (drawn @ units[0].counts))
-    ratios = 1 + (drawn @ above_of)[below > 0] / below[below > 0]
+    below, above, num = _resampled_sums(
+        below_of, above_of, units[0].counts, rng=np.random.default_rng(how.seed), num_samples=how.num_drawn
+    )
+    below = np.maximum(below, least * num)
+    ratios = 1 + above[below > 0] / below[below > 0]
     low, high = np.quantile(ratios, how.tails)
     return Interval(mean=1 + float(differences.mean() / usual), low=float(low), high=float(high), num_tasks=len(old))
 
@@ -260,15 +267,10 @@ def _bet(
 
 
 def _few_or_bootstrapped(units: _Units, how: Resampling) -> Interval:
-    """The bootstrap's interval of differences of -1, 0 and 1."""
-    interval = _bootstrap(units, how, bounds=(-1.0, 1.0))
-    if np.count_nonzero(units.means) >= FEW:
-        return interval
-    # Too few to resample: 3 tasks won and none lost would do. One more of each kind, as Agresti and Min (2005) have it for matched pairs.
-    means = np.append(units.means, (1.0, -1.0) if units.means.any() else (0.0, 0.0))
-    more = _Units([*units.names, "", ""], means, np.ones(len(means), dtype=np.int64))
-    wider = _bootstrap(more, how, bounds=(-1.0, 1.0))
-    return replace(interval, low=min(interval.low, wider.low), high=max(interval.high, wider.high))
+    """The bootstrap's interval of differences of -1, 0 and 1; the exact one where few differ: 3 tasks won and none lost would do."""
+    if np.count_nonzero(units.means) < FEW:
+        return _exact(units.means, how.confidence)
+    return _bootstrap(units, how, bounds=(-1.0, 1.0))
 
 
 def exact_interval(candidate: Outcomes, champion: Outcomes, how: Resampling = RESAMPLING) -> Interval:
@@ -286,13 +288,16 @@ def exact_interval(candidate: Outcomes, champion: Outcomes, how: Resampling = RE
                     f"task {task_id!r} has the outcomes {[float(x) for x in values[:5]]}: the exact test (evaluate.test: mcnemar) needs "
                     "one episode per task and outcomes of 0 or 1; use evaluate.test: auto"
                 )
-    differences = paired_differences(candidate, champion)
+    return _exact(paired_differences(candidate, champion), how.confidence)
+
+
+def _exact(differences: NDArray[np.float64], confidence: float) -> Interval:
     n, won, lost = len(differences), int((differences > 0).sum()), int((differences < 0).sum())
     if not won + lost:
-        unseen = _never_seen(n, how.confidence)
+        unseen = _never_seen(n, confidence)
         return Interval(mean=0.0, low=-unseen, high=unseen, num_tasks=n)
-    low, high = exact_share(won, won + lost, confidence=how.confidence)
-    least, most = exact_share(won + lost, n, confidence=how.confidence)
+    low, high = exact_share(won, won + lost, confidence=confidence)
+    least, most = exact_share(won + lost, n, confidence=confidence)
     below, above = 2 * low - 1, 2 * high - 1
     return Interval(
         mean=(won - lost) / n,
@@ -315,9 +320,17 @@ def exact_share(num_won: int, num: int, *, confidence: float) -> tuple[float, fl
     return float(interval.low), float(interval.high)
 
 
-def _resampled(rng: np.random.Generator, num: int, num_samples: int) -> np.ndarray:
-    """Returns the share that each of `num` things has in each resample, [num_samples, num]."""
-    return rng.multinomial(num, np.full(num, 1 / num), size=num_samples) / num
+def _resampled_sums(*values: np.ndarray, rng: np.random.Generator, num_samples: int) -> np.ndarray:
+    """[len(values), num_samples] sums of arrays of n values over n draws with replacement, the same ones for all arrays."""
+    n = len(values[0])
+    draws = (rng.multinomial(n, np.full(n, 1 / n), size=size) for size in _chunks(n, num_samples))
+    return np.concatenate([np.stack(values) @ drawn.T for drawn in draws], axis=1)
+
+
+def _chunks(n: int, num_samples: int) -> list[int]:
+    """Numbers of resamples of n values that are drawn at once, so that they fit into memory."""
+    chunk = max(1, 4_000_000 // n)
+    return [min(chunk, num_samples - start) for start in range(0, num_samples, chunk)]
 
 
 def task_means(outcomes: Outcomes) -> np.ndarray:
@@ -353,7 +366,7 @@ def _bootstrap(units: _Units, how: Resampling, *, bounds: tuple[float, float]) -
     Values that are all equal show no spread to resample, yet prove little when they are few: then the interval is
     what a value never seen in n draws may still weigh at either bound.
     """
-    num_tasks, num_samples = int(units.counts.sum()), how.num_samples
+    num_tasks, num_samples = int(units.counts.sum()), how.num_drawn
     order = np.lexsort(
         (units.counts, units.means)
     )  # draws are by place: the same in another order is the same evidence
@@ -367,10 +380,11 @@ def _bootstrap(units: _Units, how: Resampling, *, bounds: tuple[float, float]) -
     if np.ptp(counts) == 0:
         means = _resampled_means(values, rng, num_samples)
     else:  # as a ratio of sums: the mean of `values` may lie beyond every outcome where families differ in size
-        drawn = _resampled(rng, n, num_samples)
-        means = drawn @ (counts * units.means[order]) / (drawn @ counts)
+        sums, sizes = _resampled_sums(counts * units.means[order], counts, rng=rng, num_samples=num_samples)
+        means = sums / sizes
     normal = NormalDist()
-    below = ((means < mean).sum() + 0.5 * (means == mean).sum()) / num_samples
+    rounding = 1e-12 * float(np.abs(values).max())  # means of thirds that are equal differ in their last bits
+    below = ((means < mean - rounding).sum() + (means <= mean + rounding).sum()) / (2 * num_samples)
     bias = normal.inv_cdf(min(max(below, 1 / num_samples), 1 - 1 / num_samples))
     centred = values - mean
     # Acceleration of the mean from its jackknife, in closed form: sum(d^3) / (6 sum(d^2)^(3/2)).
@@ -393,6 +407,5 @@ def _resampled_means(values: np.ndarray, rng: np.random.Generator, num_samples: 
     levels, counts = np.unique(values, return_counts=True)
     if len(levels) <= n // 8:
         return rng.multinomial(n, counts / n, size=num_samples) @ levels / n
-    chunk = max(1, 4_000_000 // n)
-    sizes = [min(chunk, num_samples - start) for start in range(0, num_samples, chunk)]
-    return np.concatenate([values[rng.integers(0, n, size=(size, n), dtype=np.int32)].mean(axis=1) for size in sizes])
+    draws = (rng.integers(0, n, size=(size, n), dtype=np.int32) for size in _chunks(n, num_samples))
+    return np.concatenate([values[drawn].mean(axis=1) for drawn in draws])

@@ -34,7 +34,8 @@ class Figure:
     compared_by: Comparison = "difference"
     """How two values are compared. Shares are compared by their difference, amounts by their ratio."""
     least: float = 0.0
-    """Of a ratio: a usual value below this counts as this, so that twice nothing is no change."""
+    """Of a ratio: a usual value below this counts as this, so that twice nothing is no change. A figure of your own whose ratio is compared
+    needs one."""
     of_episode: Callable[[Trace], float] | None = None
     """Its value of an episode, NaN where the episode has none. What has one can be a guard."""
     of_agent: Callable[[Sequence[Turn]], float] | None = None

@@ -31,7 +31,7 @@ def with_own(paths: Iterable[str], *, guards: Collection[str] = ()) -> Figures:
     """Returns Troupe's figures and those that `evaluate.figures` names; `guards` are the keys of `promote.guards`.
 
     ValueError, with place and fix, where a path does not import or loads a heavy library, or where what it names is no figure of that
-    name that an episode has, or a guard without a value of a played episode.
+    name that an episode has, a guard without a value of a played episode, or a ratio without a least usual value.
     """
     own: dict[str, Figure] = {}
     for number, path in enumerate(paths):
@@ -54,6 +54,11 @@ def with_own(paths: Iterable[str], *, guards: Collection[str] = ()) -> Figures:
             raise ValueError(
                 f"{place}: {path!r} cannot be a guard, because the episodes of the gate have no rewards: give it `of_episode`, or drop "
                 f"its `guard` and promote.guards.{figure.name}"
+            )
+        if figure.of_episode is not None and figure.compared_by == "ratio" and not figure.least > 0:
+            raise ValueError(
+                f"{place}: {path!r} is compared by its ratio and has no `least`, so that nothing would be worse than a usual value of 0: give it "
+                'the least amount that counts as usual, in its unit, or compared_by="difference"'
             )
         own[figure.name] = figure
     return {**FIGURES, **own}

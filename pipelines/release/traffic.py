@@ -57,7 +57,7 @@ class Watch:
 
     A check counts when the fewer of both answers have grown by `GROWTH`, or the new team's where the old one answers no more; the k-th
     spends alpha / (k (k + 1)) of alpha = 1 - confidence, divided among the guards, and all of them together alpha (a union bound).
-    Intervals are normal: for shares Agresti and Caffo's (2000, one success and one failure added), for ratios by the delta method on the log.
+    Intervals are normal: for shares Agresti and Caffo's (2000, one success and one failure added), for ratios Fieller's (1954).
     """
 
     def __init__(
@@ -100,10 +100,9 @@ def _compare(name: str, new: list[float], old: list[float], margin: float, z: fl
         return None
     figure = FIGURES[name]
     if figure.compared_by == "ratio":
-        mean, spread = _log_ratio(new, old, least=figure.least)
-        if math.isnan(mean):
+        if (ratio := _ratio(new, old, least=figure.least, z=z)) is None:
             return None
-        low, high, centre = math.exp(mean - z * spread), math.exp(mean + z * spread), math.exp(mean)
+        centre, low, high = ratio
     else:
         centre, spread = _share_difference(new, old)
         low, high = centre - z * spread, centre + z * spread
@@ -111,17 +110,24 @@ def _compare(name: str, new: list[float], old: list[float], margin: float, z: fl
     return Compared(name=name, mean=centre, low=low, high=high, limit=limit, state=figure.state(low, high, limit))
 
 
-def _log_ratio(new: list[float], old: list[float], *, least: float) -> tuple[float, float]:
-    """Returns the log of the ratio of means and its standard error; NaN where a mean is not positive.
+def _ratio(new: list[float], old: list[float], *, least: float, z: float) -> tuple[float, float, float] | None:
+    """Returns the ratio of means and its bounds (Fieller 1954), infinite above where the old mean may be 0; None where a mean is not positive.
+
+    No side has less variance than both have together: what is rare and large is often missing among a few answers, whose own variance
+    would then be far too small.
 
     Args: least: a mean of the old team's below it counts as this, with the same difference.
     """
     means = [side[1] / side[0] for side in (new, old)]
-    variances = [max(0.0, side[2] / side[0] - mean**2) / side[0] for side, mean in zip((new, old), means, strict=True)]
-    means = [mean + max(0.0, least - means[1]) for mean in means]
-    if min(means) <= 0:
-        return math.nan, math.nan
-    return math.log(means[0] / means[1]), math.sqrt(sum(v / m**2 for v, m in zip(variances, means, strict=True)))
+    own = [max(0.0, side[2] / side[0] - mean**2) for side, mean in zip((new, old), means, strict=True)]
+    pooled = (new[0] * own[0] + old[0] * own[1]) / (new[0] + old[0])
+    of_new, of_old = (z**2 * max(variance, pooled) / side[0] for side, variance in zip((new, old), own, strict=True))
+    now, before = (mean + max(0.0, least - means[1]) for mean in means)
+    if min(now, before) <= 0:
+        return None
+    a, b, c = before**2 - of_old, now * before, now**2 - of_new
+    root = math.sqrt(max(0.0, b**2 - a * c))
+    return now / before, max(0.0, c / (b + root)), (b + root) / a if a > 0 else math.inf
 
 
 def _share_difference(new: list[float], old: list[float]) -> tuple[float, float]:

@@ -20,7 +20,15 @@ from typing import Any
 from pipelines.config.sections import TEST_FORM
 from pipelines.credit.rule import worst_outcome
 from pipelines.episodes.collector import end_collectors
-from pipelines.evaluation.gate import Evidence, LooksToCome, Verdict, decide_promotion, margin_after, worst_case
+from pipelines.evaluation.gate import (
+    Evidence,
+    LooksToCome,
+    Verdict,
+    decide_promotion,
+    margin_after,
+    num_alike,
+    worst_case,
+)
 from pipelines.evaluation.guards import check_guards
 from pipelines.evaluation.played import Played, play_team, versions_of
 from pipelines.evaluation.statistics import (
@@ -264,8 +272,15 @@ def _to_come(tasks: Sequence[Task], new: Played, family_of: Families, *, confide
     def problem(task: Task) -> str:
         return family_of.get(task.task_id, task.task_id)
 
-    acted = {(turn.agent, problem(trace.task)) for trace in new.traces for turn in trace.turns}
-    return LooksToCome(len(set(map(problem, tasks))), Counter(agent for agent, _ in acted), confidence)
+    turns: dict[str, Counter[str]] = {}
+    for trace in new.traces:
+        for turn in trace.turns:
+            turns.setdefault(turn.agent, Counter())[problem(trace.task)] += 1
+    return LooksToCome(
+        num_problems=num_alike(Counter(map(problem, tasks)).values()),
+        num_by_agent={agent: num_alike(by_problem.values()) for agent, by_problem in turns.items()},
+        confidence=confidence,
+    )
 
 
 def _interval(

@@ -83,9 +83,35 @@ def test_few_tasks_that_differ_decide_nothing() -> None:
     assert equal.low == -equal.high < 0
 
 
+def test_a_team_that_is_worse_by_the_margin_is_rarely_promoted_where_few_tasks_differ() -> None:
+    """The true gain is -0.02. With one task won and one lost in addition, as for matched pairs, 4.2% were certain of more."""
+    num, win, lose, chance = 60, 0.025, 0.045, 0.0
+    for won in range(16):
+        for lost in range(16 - won):
+            if paired_interval(*wins_and_losses(won, lost, num - won - lost)).low > -0.02:
+                ways = math.comb(num, won) * math.comb(num - won, lost)
+                chance += ways * win**won * lose**lost * (1 - win - lose) ** (num - won - lost)
+    assert 0 < chance <= 0.025
+
+
 def test_the_exact_interval_does_not_take_the_share_of_differing_tasks_as_known() -> None:
     lost = exact_interval(*wins_and_losses(0, 4, 124))
     assert lost.low < -2 * 4 / 128, "of 128 tasks 4 were lost by chance, where 8 might have been"
+
+
+def test_a_bound_far_out_is_not_the_outermost_of_a_few_samples() -> None:
+    won = wins_and_losses(40, 20, 90)
+    few, many = (paired_interval(*won, Resampling(confidence=0.999, num_samples=num)) for num in (100, 100_000))
+    assert (few.low, few.high) == pytest.approx((many.low, many.high), abs=0.015)
+
+
+@pytest.mark.parametrize("num", [12, 40])
+def test_thirds_have_the_interval_of_whole_numbers(num: int) -> None:
+    rng, none = np.random.default_rng(4), named(np.zeros(num))
+    for _ in range(20):
+        values = rng.integers(0, 4, size=num).astype(float)
+        whole, thirds = (paired_bootstrap(named(x), none, Resampling(num_samples=1000)) for x in (values, values / 3))
+        assert (3 * thirds.low, 3 * thirds.high) == pytest.approx((whole.low, whole.high), abs=1e-9)
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:

@@ -111,6 +111,7 @@ payment = paid
 empty = Figure(name="empty", meaning="", worse="lower", changed="")
 rich = Figure(name="rich", meaning="", worse="lower", changed="", of_rewards=lambda rewards: rewards.outcome, guard=0.1)
 richer = Figure(name="richer", meaning="", worse="lower", changed="", of_rewards=lambda rewards: rewards.outcome)
+endless = Figure(name="endless", meaning="", worse="higher", changed="", compared_by="ratio", of_episode=lambda trace: 0.0)
 number = 3
 """
 
@@ -178,6 +179,7 @@ def test_what_is_no_figure_is_refused_where_the_config_is_read(keys: dict[str, A
         ("polite:payment", None),
         ("polite:paid", r"'polite:paid' has the name 'payment'"),
         ("polite:empty", r"'polite:empty' has no value of an episode"),
+        ("polite:endless", r"evaluate\.figures\.0: 'polite:endless' is compared by its ratio and has no `least`"),
     ],
 )
 def test_a_path_that_leads_to_no_figure_is_refused_with_the_fix(own: Path, path: str, message: str | None) -> None:

@@ -121,6 +121,28 @@ def test_a_sound_team_at_the_very_limit_is_rarely_sent_back_however_often_it_is_
     assert sent_back / num <= 0.05
 
 
+@pytest.mark.parametrize("per_new", [1, 19])
+@pytest.mark.parametrize(("short", "long", "share"), [(1.0, 1000.0, 0.02), (4.0, 400.0, 0.03)])
+def test_equal_teams_that_are_rarely_long_are_rarely_sent_back(
+    short: float, long: float, share: float, per_new: int
+) -> None:
+    """By each side's own variance 37% and 10% were, where one side of twenty answers had none that was long."""
+    rng, sent_back, num = np.random.default_rng(5), 0, 200
+    names = ("latency_s", "cut_share", "empty_share", "format_share", "failure_share")
+    config = TrafficConfig(guards=TrafficGuardsConfig(**dict.fromkeys(names)))
+
+    def sums(values: np.ndarray) -> Sums:
+        said = [len(values), float(values.sum()), float((values**2).sum())]
+        return Tally().sums | {"failure_share": [len(values), 0.0, 0.0], "completion_tokens": said}
+
+    for _ in range(num):
+        watch = Watch(config, parts=3)
+        new, old = (np.where(rng.random(200 * times) < share, long, short) for times in (1, per_new))
+        seen = [watch.check(sums(new[:k]), sums(old[: k * per_new])) for k in range(20, 201)]
+        sent_back += any(one.state == "broken" for compared in seen for one in compared or ())
+    assert sent_back / num <= 0.05
+
+
 def test_checks_go_on_when_the_old_team_answers_no_more() -> None:
     rng = np.random.default_rng(9)
     watch, old, new = Watch(CONFIG, is_old_over=True), tally(answers(rng, 30)), answers(rng, 80)
