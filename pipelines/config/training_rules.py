@@ -120,8 +120,9 @@ def team_learns_as_one(config: RunSections) -> None:
     first = config.team_config
     if first is None:
         return
-    if TEAM in configs:
-        raise ValueError(f"model_groups.{TEAM}: this name is the whole-team learner's: take another")
+    if TEAM in configs or TEAM in config.bases:
+        place = f"model_groups.{TEAM}" if TEAM in configs else f"model_groups.{config.bases[TEAM][0]}.base = {TEAM!r}"
+        raise ValueError(f"{place}: this name is the whole-team learner's: take another")
     if first.estimator.updates_in_turn and len(configs) == 1:
         raise ValueError(
             f"train.algorithm: {first.algorithm} updates model groups one after another, and there is only one: with one group "

@@ -21,10 +21,11 @@ def set_champion(
 ) -> None:
     """Makes a team version the champion, and writes down when and why; `previous` names the one it followed."""
     with run.journal.hold(run.run_id, "champion", owner=stage_owner()):  # aliases, journal and history move together
-        past = history(run)
-        if not past or past[-1]["team_version"] != version:
+        past, own = history(run), {group: ref.version for group, ref in models.items()}
+        # Numbers begin again where the registry was lost: the same number is the same team by its weights only.
+        if not past or (past[-1]["team_version"], past[-1].get("policy_versions", own)) != (version, own):
             entry = {"team_version": version, "at": time.time(), "reason": reason, "is_rollback": is_rollback}
-            past = [*past, {**entry, "policy_versions": {group: ref.version for group, ref in models.items()}}]
+            past = [*past, {**entry, "policy_versions": own}]
         run.registry.set_alias(run.team_name, CHAMPION, version)
         before = followed(past)
         try:
@@ -63,7 +64,7 @@ def followed(past: Sequence[Mapping[str, Any]]) -> int | None:
         if version in line and entry.get("is_rollback", True):  # without the key, in older runs, it was a rollback
             line = line[: len(line) - 1 - line[::-1].index(version)]  # up to its last place, without it
         line.append(version)
-    return line[-2] if len(line) > 1 else None
+    return line[-2] if len(line) > 1 and line[-2] != line[-1] else None
 
 
 def history(run: Run) -> list[dict[str, Any]]:

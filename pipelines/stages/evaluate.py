@@ -59,6 +59,8 @@ from stores.types import Purpose, Task, families
 
 NewGroups = tuple[str, ...]
 """The model groups in which a contender differs from the champion: what identifies it in one evaluation."""
+UNSEEN = Interval(mean=0.0, low=-math.inf, high=math.inf, num_tasks=0)
+"""The gain on a data set of which no task was played."""
 
 
 def evaluate(call: StageCall) -> Evaluated:
@@ -129,6 +131,7 @@ def _look_until_sure(run: Run, candidate: Models, champion: Models, tasks: list[
     cross_play = run.config.promote.cross_play
     contenders = first_contenders(candidate, champion, cross_play=cross_play)
     margin_spent = _margin_spent(run)
+    sources = sorted({task.source for task in run.tasks("gate")})
     seconds, num_tokens = 0.0, 0
     for num_looks, num_tasks in enumerate(sizes, 1):
         examine = partial(
@@ -137,6 +140,7 @@ def _look_until_sure(run: Run, candidate: Models, champion: Models, tasks: list[
             tasks[:num_tasks],
             planned=len(tasks) if len(sizes) > 1 else None,
             family_of=families(tasks),
+            sources=sources,
             num_looks=len(sizes),
             margin_spent=margin_spent,
             num_contenders=num_possible(candidate, champion, cross_play=cross_play),
@@ -220,6 +224,7 @@ def _examine(
     *,
     planned: int | None,
     family_of: Families,
+    sources: Sequence[str],
     num_looks: int,
     num_contenders: int,
     margin_spent: float,
@@ -260,8 +265,8 @@ def _examine(
         not_ok=new.not_ok(run) if new.ok_share < run.config.promote.min_ok_share else "",
         format_shares={agent: figures["format_share"] for agent, figures in new.score(run).agents.items()},
         guards=guards,
-        sources=_gain_by_source(run, tasks, *filled, error_chance=error_chance / num_looks),
-        small_sources=_small_sources(run, tasks, filled[1], error_chance=error_chance / num_looks),
+        sources=_gain_by_source(run, tasks, *filled, sources=sources, error_chance=error_chance / num_looks),
+        small_sources=_small_sources(run, tasks, filled[1], sources=sources, error_chance=error_chance / num_looks),
         margin_spent=margin_spent,
         bound=bound,
         num_missing=(new.num_failed, old.num_failed),
@@ -302,31 +307,29 @@ def _interval(
 
 
 def _gain_by_source(
-    run: Run, tasks: Sequence[Task], new: Outcomes, old: Outcomes, *, error_chance: float
+    run: Run, tasks: Sequence[Task], new: Outcomes, old: Outcomes, *, sources: Sequence[str], error_chance: float
 ) -> dict[str, Interval]:
-    """The gain on the tasks of each data set, missing episodes against the candidate; empty where there is one only."""
-    of_source: dict[str, list[Task]] = {}
-    for task in tasks:
-        of_source.setdefault(task.source, []).append(task)
-    if len(of_source) < 2:
+    """The gain on the tasks of each of the gate's data sets, missing episodes against the candidate; empty where there is one only."""
+    if len(sources) < 2:
         return {}
-    return {
-        source: _interval(
-            run,
-            *({t.task_id: side[t.task_id] for t in own} for side in (new, old)),
-            families=families(own),
-            confidence=1 - error_chance / len(of_source),
-        )
-        for source, own in sorted(of_source.items())
-    }
+
+    def gain(own: Sequence[Task]) -> Interval:
+        if not own:
+            return UNSEEN
+        sides = ({t.task_id: side[t.task_id] for t in own} for side in (new, old))
+        return _interval(run, *sides, families=families(own), confidence=1 - error_chance / len(sources))
+
+    return {source: gain([task for task in tasks if task.source == source]) for source in sources}
 
 
-def _small_sources(run: Run, tasks: Sequence[Task], outcomes: Outcomes, *, error_chance: float) -> list[str]:
+def _small_sources(
+    run: Run, tasks: Sequence[Task], outcomes: Outcomes, *, sources: Sequence[str], error_chance: float
+) -> list[str]:
     """Returns the data sets that would be in doubt if the two teams were equal on each task."""
     limit = run.config.promote.max_source_loss
     if limit is None:
         return []
-    equal = _gain_by_source(run, tasks, outcomes, outcomes, error_chance=error_chance)
+    equal = _gain_by_source(run, tasks, outcomes, outcomes, sources=sources, error_chance=error_chance)
     return [source for source, gain in equal.items() if gain.low < -limit]
 
 

@@ -159,7 +159,7 @@ class WeightStore:
         files: dict[str, list[FileEntry]] = {}
         for file in list_files(parent):
             version, _, rest = file.name.partition("/")
-            is_try = rest.startswith("try-")
+            is_try = is_uri(self.uri) and rest.startswith("try-")  # on a local disk it is a file of the model
             files.setdefault(f"{version}/{rest.partition('/')[0]}" if is_try else version, []).append(file)
         leftovers = {}
         for folder, entries in files.items():

@@ -265,6 +265,10 @@ GREEDY = {"variants": {"kind": "greedy"}}
             r"model_groups\.b\.train: the whole team learns first.*set both in `train`",
         ),
         ({"train": {"algorithm": "mappo"}, "model_groups": "reserved"}, r"model_groups\.team: this name is"),
+        (
+            {"train": {"algorithm": "mappo", "lora": {"rank": 2}}, "model_groups": "reserved base"},
+            r"model_groups\.a\.base = 'team': this name is the whole-team learner's",
+        ),
     ],
 )
 def test_a_combination_that_makes_no_sense_is_refused_with_the_nearest_that_works(
@@ -275,6 +279,7 @@ def test_a_combination_that_makes_no_sense_is_refused_with_the_nearest_that_work
         None: {"a": {"agents": agents}},
         "mixed": {"a": {"agents": agents[:2]}, "b": {"agents": agents[2:], "train": {"algorithm": "grpo"}}},
         "reserved": {"team": {"agents": agents}},
+        "reserved base": {"a": {"agents": agents[:2], "base": "team"}, "b": {"agents": agents[2:], "base": "team"}},
         "mixed versions": {
             "a": {"agents": agents[:2]},
             "b": {"agents": agents[2:], "train": {"train_mixed_versions": True}},

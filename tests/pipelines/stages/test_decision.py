@@ -342,3 +342,28 @@ def test_a_source_with_too_few_tasks_is_said_to_have_too_few(scene: Callable[...
     report = evaluate.evaluate(call(better.run, "evaluate", 1, models=better.run.trained(1)))
     assert report.verdict == "inconclusive"
     assert "but not sure of source 'few'" in report.condition and "so few tasks cannot show less" in report.condition
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("evaluate.tasks_per_look", ("reject", "source 'rare' loses")),
+        ("evaluate.tasks_per_decision", ("inconclusive", "not sure of source 'rare': +0.000 [-inf, +inf] on 0 tasks")),
+    ],
+)
+def test_a_source_of_which_no_task_was_played_yet_holds_a_promotion_back(
+    scene: Callable[..., Scene], key: str, expected: tuple[str, str]
+) -> None:
+    """The first 80 tasks had none of it, and a team that loses all of it was promoted."""
+    rare: set[int] = set()
+
+    def solves(number: int, versions: dict[str, int]) -> bool:
+        return versions["a"] == 1 if number in rare else number % 10 < 3 + 5 * (versions["a"] - 1)
+
+    better = scene(solves, **{"promote.max_source_loss": 0.1, key: 80})
+    played = {task.task_id for task in evaluate.decision_tasks(better.run, 1)[:80]}
+    gate = [task if task.task_id in played else replace(task, source="rare") for task in better.run.tasks("gate")]
+    rare |= {number for number, task in enumerate(gate) if task.source == "rare"}
+    better.run.tasks = lambda section: gate  # type: ignore[method-assign]
+    report = evaluate.evaluate(call(better.run, "evaluate", 1, models=better.run.trained(1)))
+    assert report.verdict == expected[0] and expected[1] in report.condition

@@ -210,6 +210,17 @@ def test_a_number_that_begins_again_is_another_team_by_its_weights(scene: tuple[
     assert again is not None and again.verdict == "reject"
 
 
+def test_a_champion_with_the_number_of_the_one_before_it_has_a_line_of_its_own(
+    scene: tuple[Run, Registry, list[str]],
+) -> None:
+    """The first team that is promoted after the registry was lost has the number of the first team of all."""
+    run, registry, _ = scene
+    for models in (registry.teams[1].models, registry.teams[2].models, registry.teams[2].models):
+        set_champion(run, models, 1, reason="test")
+    assert [entry["policy_versions"] for entry in history(run)] == [{GROUP: 1}, {GROUP: 2}]
+    assert registry.aliases == {CHAMPION: 1}, "the one before it is in no registry"
+
+
 def test_serving_the_champion_beside_a_promotion_deploys_the_new_one(
     scene: tuple[Run, Registry, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

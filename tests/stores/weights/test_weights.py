@@ -60,6 +60,16 @@ def test_a_version_comes_back_whole_and_says_what_it_is(store: WeightStore, tiny
     store.verify(ref)
 
 
+def test_a_file_of_the_model_is_no_leftover_whatever_its_name(
+    store: WeightStore, tiny_model: Path, tmp_path: Path
+) -> None:
+    """On a local disk `troupe maintain` took it for an unfinished try, and failed to remove it as a folder."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "try-it.md").write_text("Ask it something.")
+    ref = _commit(store, folder)
+    assert "try-it.md" in store.manifest(ref).files and store.leftovers("solver", older_than_s=-1) == {}
+
+
 def test_the_first_commit_of_a_version_stays(store: WeightStore, tiny_model: Path) -> None:
     ref = _commit(store, tiny_model)
     assert _commit(store, tiny_model, note="second") == ref
