@@ -102,7 +102,8 @@ def paired_interval(
 
     Where each task has one outcome of 0 or 1 and is a family of its own, a bootstrap misses the mean as rarely as it says, unless few
     tasks differ: then the interval is the exact one. Any other differences are bounded by bets (`betting.py`), which hold for every
-    distribution on [-1, 1]. Where an outcome beyond [0, 1] was seen on either side, the range of all outcomes takes the place of 1: what was never seen beyond it is not allowed for.
+    distribution on [-1, 1]. Where an outcome beyond [0, 1] was seen on either side, the range of all outcomes takes the place of 1: what was
+    never seen beyond it is not allowed for.
 
     Raises ValueError, besides what `mean_interval` does, when the two did not solve the same tasks.
     """
