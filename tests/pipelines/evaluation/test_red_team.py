@@ -127,6 +127,7 @@ def verdict(
         played(candidate),
         planned=None,
         family_of={},
+        sources=sorted({task.source for task in tasks}),
         num_looks=1,
         num_contenders=1,
         margin_spent=0.0,
@@ -248,8 +249,11 @@ def decided_in_looks(champion: Sequence[Trace], candidate: Sequence[Trace]) -> t
         return played(traces, models)
 
     tasks = [trace.task for trace in champion]
+    run.tasks = lambda section: tasks
     evaluated = _look_until_sure(run, team, parent, tasks, play_tasks)
-    examine = partial(_examine, run, planned=len(tasks), family_of={}, num_looks=3, num_contenders=1, margin_spent=0.0)
+    examine = partial(
+        _examine, run, planned=len(tasks), family_of={}, sources=(), num_looks=3, num_contenders=1, margin_spent=0.0
+    )
     found = [examine(tasks[:size], played(champion[:size]), played(candidate[:size])) for size in sizes[::2]]
     return evaluated, [evidence.deciding_gain.low for evidence in found if evidence.deciding_gain]
 
