@@ -23,6 +23,13 @@ def dashboard_address() -> str:
     return address.decode() if address else ""
 
 
+def has_package(name: str) -> bool:
+    """Whether the cluster keeps a package that was uploaded by the job API under this name."""
+    from ray.experimental.internal_kv import _internal_kv_exists
+
+    return bool(_internal_kv_exists(f"gcs://{name}".encode()))
+
+
 def deploy_applications(url: str, applications: Iterable[Mapping[str, Any]]) -> None:
     """Makes these the applications of Serve. Raises RuntimeError with its message where it refuses."""
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient

@@ -99,9 +99,9 @@ def ask(api: JobApi, submission_id: str, part: str) -> None:
 
 def is_asked(submission_id: str, part: str) -> bool:
     """Whether somebody has asked this job to do a part; in a process that is connected to the cluster."""
-    from ray.experimental.internal_kv import _internal_kv_exists
+    from stores.inside_ray import has_package
 
-    return bool(_internal_kv_exists(f"gcs://{_mark(submission_id, part)}".encode()))
+    return has_package(_mark(submission_id, part))
 
 
 def _mark(submission_id: str, part: str) -> str:

@@ -16,7 +16,7 @@ INSIDE = re.compile(
 )
 ATTRIBUTES = {
     "ray._private.ray_constants": ("DASHBOARD_ADDRESS", "KV_NAMESPACE_DASHBOARD"),
-    "ray.experimental.internal_kv": ("_internal_kv_get",),
+    "ray.experimental.internal_kv": ("_internal_kv_get", "_internal_kv_exists"),
     "ray.dashboard.modules.serve.sdk": ("ServeSubmissionClient.deploy_applications",),
     "ray.serve.handle": ("DeploymentResponseGenerator._to_object_ref_gen",),
     "ray.serve.context": ("_set_global_client",),
