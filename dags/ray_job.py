@@ -1,7 +1,7 @@
 """ray_job: a troupe command as an Airflow task. Submits it as a Ray job; a long one is waited for in the triggerer, without a slot.
 
-    execute ──attach or ask──> job ──ends within 15 s──────────────────────────────────────────────────> resume ──> ref | skip | error
-                        └────defer──> RayJobTrigger (log into the task's log) ──event──────────────┘
+    execute ──attach or ask──> job ──ends within 15 s───────────────────────────────────────────> resume ──> ref | skip | error
+                               └────defer──> RayJobTrigger (log into the task's log) ──event──────────────┘
 
 A deferral costs a second or more (two loops of the triggerer, a second task process), so a short job is waited for in the task.
 

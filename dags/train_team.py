@@ -88,9 +88,8 @@ def train_team(run: ScheduledRun) -> DAG:
             _fail_on_alarm(_result(record, "watch"))
         begin >> collect >> score >> train >> sync >> evaluate >> decided >> [promote, report] >> record
         if is_one_job:
-            warm = EmptyOperator(
-                task_id="warm"
-            ).as_setup()  # what follows `begin` has other trigger rules than a setup allows
+            # `begin` is no setup itself: `record` follows it, by another trigger rule than a setup allows.
+            warm = EmptyOperator(task_id="warm").as_setup()
             begin >> warm >> collect
             record >> _end(run, of_iteration["job"]).as_teardown(setups=warm)
     return dag
