@@ -129,7 +129,7 @@ OWN_PACKAGES = ("pipelines", "serve_apps", "train_loops", "stores")
 """Errors of which the message alone says what happened."""
 PARTS = (
     (
-        re.compile(r"Collector|_hand_over|MapBatches"),
+        re.compile(r"Collector|Writer|MapBatches"),
         "a collector",
         "collect.episodes_in_flight or collect.num_workers",
     ),

@@ -1,8 +1,10 @@
 """sampling: tasks, a team spec, a purpose -> episodes in the trace store; for collect and evaluate.
 
-    specs ── Ray Data ──> Collector (warm actor, one event loop, many episodes at once) ──> policy apps
-                              │ finished episodes, in batches
-                              └──> trace store (exactly once) ──> counts back to the caller
+    groups ── play ──> Collector (warm actor, one event loop, many episodes at once) ──> policy apps
+                           │ finished episodes, in blocks
+                           └── store_block ──> trace store (exactly once) ──> counts back to the caller
+
+`play` and `store_block` are operators of one Ray Data pipeline; the design page says what each bounds.
 
 A pass that was interrupted goes on: what is stored is kept. What the policy caused to fail is an outcome and never played
 again; where too many other episodes failed, a repetition plays these again.
@@ -14,6 +16,7 @@ import json
 import logging
 import pickle
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -22,11 +25,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray.data
+from ray.exceptions import NodeDiedError, ObjectLostError, WorkerCrashedError
 
 from pipelines.cluster.faults import InfrastructureLost
 from pipelines.config.sections import CollectConfig
-from pipelines.episodes.collector import EarlyStop, collectors, hand_over
+from pipelines.episodes.collector import EarlyStop, collectors, writer
 from pipelines.episodes.groups import Groups, Pace, StoppedBy, repeats_in_words
+from pipelines.episodes.operators import play, store_block
 from pipelines.run.run import Run
 from pipelines.run.scoring import Ending, failures_alike, without_ids
 from pipelines.run.serving import app_names, capacities
@@ -43,6 +48,9 @@ logger = logging.getLogger(__name__)
 
 MISSING = (Cause.INFRASTRUCTURE, Cause.AUTHOR)
 """The causes of episodes that failed and are no outcome of the policy."""
+
+WHOLE: Mapping[str, Any] = {"batch_size": None, "batch_format": "pyarrow"}
+"""How an operator is given a block: as it is."""
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of episodes done, the number of all, and how fast it goes in words."""
@@ -201,18 +209,27 @@ def play_specs(
     if reason := groups.stopped_by(0.0):
         todo = [spec for spec in todo if reason != "enough" and spec.group_id in groups.begun]
     tally = _Tally(Pace(min(len(todo), groups.num_episodes_left)))
-    if todo:
-        # What may be replaced is of the episodes in `todo` only.
-        replaced = (*MISSING, Cause.POLICY) if again else ()
-        _play(todo, groups, sampling_pass, tally, replaced=replaced, num_planned=len(specs), progress=progress)
+    # What may be replaced is of the episodes in `todo` only.
+    replaced = (*MISSING, Cause.POLICY) if again else ()
+    is_left = bool(todo)
+    lost: Exception | None = None
+    while is_left:  # once more where a task of the pipeline was lost, and blocks with it
+        try:
+            _play(todo, groups, sampling_pass, tally, replaced=replaced, num_planned=len(specs), progress=progress)
+        except (WorkerCrashedError, NodeDiedError, ObjectLostError) as error:
+            logger.warning("a task that carries episodes was lost: %s", error)
+            lost = error
         stored = store.stored_episodes(**where, with_tokens=counts_tokens)
         groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
+        done, num_before = set(stored["episode_id"].to_pylist()), len(todo)
+        todo = [spec for spec in todo if spec.episode_id not in done]
+        is_left = 0 < len(todo) < num_before and groups.stopped_by(time.perf_counter() - began) is None
     stopped_by = groups.stopped_by(time.perf_counter() - began)
     if groups.left_out and stopped_by is None:
         raise InfrastructureLost(
             f"{len(groups.left_out)} of {len(groups.task_of)} groups are not complete though their collectors ended; "
             "what is stored is kept, a repetition plays the rest"
-        )
+        ) from lost
     complete = groups.complete
     _check_failures(stored, complete, store=store, config=config)
     _check_contexts(stored, complete, config=config)
@@ -335,8 +352,8 @@ def _check_contexts(stored: pa.Table, complete: set[str], *, config: CollectConf
 def _run(
     specs: Sequence[EpisodeSpec], groups: Groups, sampling_pass: Pass, *, replaced: Sequence[Cause]
 ) -> Iterator[dict[str, Any]]:
-    """Rows {num, statuses, causes, groups, calls, num_tokens, started_at, ended_at}: one per batch of episodes, as they are
-    written, and in between some of no episode, with what became of model calls.
+    """Figures {num, statuses, causes, groups, calls, num_tokens, started_at, ended_at}: of each block of episodes, as it is
+    stored, and in between some of no episode, with what became of model calls.
 
     Counts them in `groups`, and has the collectors stop as soon as these say so. Args: replaced: causes of stored failures that the
     episodes replace.
@@ -346,47 +363,57 @@ def _run(
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    context.target_max_block_size = 1  # hands on every batch at once, so that progress is shown as it happens
-    early_stop = EarlyStop(begun=frozenset(groups.begun), open_s=groups.seconds_left) if groups.may_stop else None
+    context.target_max_block_size = 1  # hands on every block at once, so that progress is shown as it happens
+    pass_id = uuid.uuid4().hex
+    stop = EarlyStop(begun=frozenset(groups.begun), open_s=groups.seconds_left) if groups.may_stop else EarlyStop()
     work = {
+        "pass_id": pass_id,
         "team_spec": sampling_pass.team_spec,
         "apps": dict(sampling_pass.apps),
         "capacity": dict(sampling_pass.capacity),
         "store": sampling_pass.store,
         "replaced": replaced,
         "config": config,
-        "early_stop": early_stop,
+        "early_stop": stop,
         "log": carry(),
     }
     workers = collectors(config.num_workers)
-    shares = [{"place": i, "specs": pickle.dumps(share)} for i, share in enumerate(_deal(specs, len(workers)))]
-    data = ray.data.from_items(shares, override_num_blocks=len(shares))
-    rows = data.map_batches(
-        hand_over,  # type: ignore[arg-type]
-        fn_kwargs={"workers": workers, "work": work},
-        batch_size=None,
-        num_cpus=0.01,
+    into = {"writer": writer(), "pass_id": pass_id, "target": pickle.dumps((sampling_pass.store, replaced))}
+    # What may differ in nothing but its resources, Ray Data makes one operator of.
+    blocks = (
+        ray.data.from_arrow(_deal(specs, len(workers)))
+        .map_batches(
+            play, fn_kwargs={"workers": workers, "work": pickle.dumps(work)}, num_cpus=0.01, max_retries=0, **WHOLE
+        )
+        .map_batches(store_block, fn_kwargs={"workers": workers, **into}, num_cpus=0.02, concurrency=1, **WHOLE)
     )
     began = sent_at = time.monotonic()
     sent: StoppedBy | None = None
-    with waiting(groups.describe):
-        for row in rows.iter_rows():
-            groups.add(json.loads(row["groups"]), int(row["num_tokens"]))
-            now = time.monotonic()
-            reason = groups.stopped_by(now - began)
-            if (
-                early_stop and reason and (reason != sent or now > sent_at + 1)
-            ):  # repeated: a collector may be a new one
-                for worker in workers:
-                    worker.stop.remote(early_stop.pass_id, is_cut=reason == "enough")
-                sent, sent_at = reason, now
-            yield row
+    try:
+        with waiting(groups.describe):
+            # Without `prefetch_batches=0` each would be held back until the next one comes.
+            for block in blocks.iter_batches(prefetch_batches=0, **WHOLE):
+                row = block.to_pylist()[0]
+                groups.add(json.loads(row["groups"]), row["num_tokens"])
+                now = time.monotonic()
+                reason = groups.stopped_by(now - began)
+                if reason and (reason != sent or now > sent_at + 1):  # repeated: a collector may be a new one
+                    for worker in workers:
+                        worker.stop.remote(pass_id, is_cut=reason == "enough")
+                    sent, sent_at = reason, now
+                yield row
+    finally:
+        for worker in workers:
+            worker.forget.remote(pass_id)
 
 
-def _deal(specs: Sequence[EpisodeSpec], num_shares: int) -> list[list[EpisodeSpec]]:
-    """Deals whole groups in turn, in order, so that one collector starts all episodes of a group."""
-    share_of: dict[str, int] = {}
-    shares: list[list[EpisodeSpec]] = [[] for _ in range(num_shares)]
+def _deal(specs: Sequence[EpisodeSpec], num_shares: int) -> list[pa.Table]:
+    """A table {place, group, specs: pickled} per collector: a row per group, dealt in turn, in order."""
+    groups: dict[str, list[EpisodeSpec]] = {}
     for spec in specs:
-        shares[share_of.setdefault(spec.group_id, len(share_of) % num_shares)].append(spec)
-    return shares
+        groups.setdefault(spec.group_id, []).append(spec)
+    rows = [
+        {"place": number % num_shares, "group": group, "specs": pickle.dumps(own)}
+        for number, (group, own) in enumerate(groups.items())
+    ]
+    return [pa.Table.from_pylist(rows[place::num_shares]) for place in range(min(num_shares, len(rows)))]

@@ -77,9 +77,13 @@ class TraceStore(TraceLookup, TraceUpkeep):
         """
         unique = list({t.episode_id: t for t in reversed(traces)}.values())
         return sum(
-            self._insert("episodes", rows.episode_table(own), *iteration, replaced=replaced)
-            for iteration, own in _by_iteration(unique).items()
+            self.write_rows(rows.episode_table(own), replaced=replaced) for own in _by_iteration(unique).values()
         )
+
+    def write_rows(self, episodes: pa.Table, *, replaced: Sequence[Cause] = ()) -> int:
+        """Does what `write_episodes` does, for rows of the `episodes` table of one iteration, each id once."""
+        run_id, iteration = (episodes[name][0].as_py() for name in ("run_id", "iteration"))
+        return self._insert("episodes", episodes, run_id, iteration, replaced=replaced)
 
     def write_rewards(self, rewards: Sequence[EpisodeRewards]) -> int:
         """Stores rewards keyed by episode and credit version and returns how many were new; the first writer wins."""

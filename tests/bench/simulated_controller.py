@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import json
 import os
+import pickle
 import random
 import sys
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.run_config import load_config
-from pipelines.episodes.collector import Collector
+from pipelines.episodes.collector import Collector, EarlyStop, Writer
 from pipelines.examples.arithmetic.tasks import generate
 from pipelines.run.run import Run
 from serve_apps.chat.tokenizer import load_tokenizer
@@ -115,21 +116,26 @@ def main() -> None:
         """Memory in MB each time another `in_flight` episodes are stored."""
         num_stored = 0
         memory: list[float] = []
-        collector = SimulatedCollector(engine)
-        summaries = collector.run(
+        collector, writer, target = SimulatedCollector(engine), Writer(), pickle.dumps((store, ()))
+        blocks = collector.run(
             specs(iteration, count),
+            pass_id="bench",
             team_spec=team_spec,
             apps={},
             store=store,
             config=config.collect.model_copy(update={"num_workers": 1, "episodes_in_flight": in_flight}),
             capacity={},
-            place="0",
+            place=0,
             log=carry(),
+            early_stop=EarlyStop(),
         )
-        async for summary in summaries:
-            statuses = json.loads(summary["statuses"][0])
-            assert set(statuses) <= {"ok"}, statuses
-            num_stored += int(summary["num"][0])
+        async for block in blocks:
+            row = block.drop_columns(["episodes"]).to_pylist()[0]
+            assert set(json.loads(row["statuses"])) <= {"ok"}, row
+            if row["num"]:
+                await asyncio.to_thread(writer.write, block["episodes"].combine_chunks(), target)
+                await collector.stored("bench", row["name"])
+            num_stored += row["num"]
             if num_stored >= in_flight * (len(memory) + 1):
                 memory.append(_resident_mb())
         return memory

@@ -45,7 +45,7 @@ class Node:
     process: subprocess.Popen[bytes]
 
     def processes(self) -> dict[int, str]:
-        """Title by process id of all that lives on this node, e.g. `ray::Collector.run`."""
+        """Title by process id of all that lives on this node, e.g. `ray::Collector.play`."""
         return {p.pid: title for p in _tree(self.process.pid) if (title := _title(p))}
 
 

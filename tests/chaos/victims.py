@@ -53,6 +53,8 @@ class Victim:
 VICTIMS = (
     Victim(name="driver", door="local", stages=tuple(STAGES)),
     Victim(name="collector", door="local", stages=SAMPLING, title="ray::Collector"),
+    Victim(name="writer", door="local", stages=SAMPLING, title="ray::Writer"),
+    Victim(name="play task", door="local", stages=SAMPLING, title="ray::MapBatches(play)"),
     Victim(name="replica", door="local", stages=SERVING, title="ray::ServeReplica:"),
     Victim(name="engine", door="local", stages=SERVING, title="VLLM::EngineCore"),
     Victim(name="serve controller", door="local", stages=SERVING, title="ray::ServeController"),

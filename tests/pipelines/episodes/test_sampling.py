@@ -16,7 +16,7 @@ from seen_spans import collector, tree_of
 from test_watchdog import KEY, fake_run, stacks_of
 
 from pipelines.config.sections import BudgetConfig, CollectConfig
-from pipelines.episodes.collector import end_collectors
+from pipelines.episodes.collector import MAX_UNSTORED, end_collectors
 from pipelines.episodes.sampling import InfrastructureFailures, Pass, PromptsTooLong, Sampled, sample_episodes
 from pipelines.run.run import plain
 from pipelines.run.watchdog import StageHung, Watchdog
@@ -205,18 +205,45 @@ def test_prompts_that_do_not_fit_into_the_context_are_bad_input(
         sample(store, "nowhere", tiny_model, chosen, CONFIG)
 
 
+@pytest.mark.parametrize("title", ["ray::Collector", "ray::Writer", "ray::MapBatches(play)", "ray::MapBatches(store"])
+def test_what_carries_episodes_may_be_killed(app: str, store: TraceStore, tiny_model: Path, title: str) -> None:
+    """The pass goes on; no episode is lost or there twice."""
+    where = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
+    chosen, killed = tasks(120), []
+    sample(store, app, tiny_model, chosen[:1], CONFIG)
+
+    def kill() -> None:
+        deadline = time.monotonic() + 60
+        while not killed and time.monotonic() < deadline:  # an operator has a process only while it has a task
+            if store.stored_episodes(**where).num_rows > 2 * SIZE:
+                for process in processes_of_ray(title):
+                    process.kill()
+                    killed.append(process.pid)
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    sampled = sample(store, app, tiny_model, chosen, CONFIG)
+    killing.join()
+    assert killed and sampled.num_new >= 119 * SIZE - 2 * MAX_UNSTORED
+    assert sizes(store, sampled) == {f"t{i}": SIZE for i in range(120)}
+
+
 def collectors_here() -> list[psutil.Process]:
+    return processes_of_ray("ray::Collector")
+
+
+def processes_of_ray(title: str) -> list[psutil.Process]:
     from ray._private.worker import global_worker
 
     from pipelines.extensions.stacks.stacks import processes_of
 
-    def is_collector(process: psutil.Process) -> bool:
+    def is_called_so(process: psutil.Process) -> bool:
         try:
-            return "Collector" in " ".join(process.cmdline())
+            return " ".join(process.cmdline()).startswith(title)
         except psutil.NoSuchProcess:  # or a zombie
             return False
 
-    return [process for process in processes_of(global_worker.node.session_name) if is_collector(process)]
+    return [process for process in processes_of(global_worker.node.session_name) if is_called_so(process)]
 
 
 def test_a_stopped_collector_ends_the_stage_at_its_deadline_with_the_stacks_of_all(
@@ -236,9 +263,9 @@ def test_a_stopped_collector_ends_the_stage_at_its_deadline_with_the_stacks_of_a
         watchdog.once(collect)
     text = stacks_of(caught.value)
     assert "(stopped)" in text
-    assert "ray::Collector.run" in text
+    assert "ray::Collector.play" in text
     assert "ray::ServeReplica:fake-policy:FakePolicy" in text
-    assert "hand_over" in text
+    assert "in play" in text or "play (" in text
     deadline = time.monotonic() + 20
     while collectors_here() and time.monotonic() < deadline:
         time.sleep(0.2)

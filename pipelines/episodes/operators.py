@@ -1,0 +1,45 @@
+"""operators: what Ray Data runs between groups of episodes and the trace store; actors that stay warm do the work.
+
+Ray Data starts new processes in every pass, so that this module imports little, and passes on as bytes what only the actors read.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.exceptions import ActorUnavailableError, ObjectLostError
+
+logger = logging.getLogger(__name__)
+
+ASK_AGAIN_S = 1.0
+"""A collector that ended is asked again after so long."""
+
+
+def play(groups: pa.Table, workers: Sequence[Any], work: bytes) -> Iterator[pa.Table]:
+    """Has the collector of these groups play them, and passes on the blocks that it hands over.
+
+    A collector that ended is asked again as soon as Ray has started it anew: it leaves out what is stored.
+    """
+    place = groups["place"][0].as_py()
+    run = workers[place].play.options(num_returns="streaming")
+    while True:
+        try:
+            for ref in run.remote(groups["specs"].to_pylist(), place=place, work=work):
+                yield ray.get(ref)
+            return
+        except (ActorUnavailableError, ObjectLostError) as error:
+            logger.warning("collector %d ended and is asked again: %s", place, error)
+            time.sleep(ASK_AGAIN_S)
+
+
+def store_block(block: pa.Table, workers: Sequence[Any], writer: Any, pass_id: str, target: bytes) -> pa.Table:
+    """Has the writer store the episodes of a block, and its collector know; returns the block's figures."""
+    if block["num"][0].as_py():
+        ray.get(writer.write.remote(block["episodes"].combine_chunks(), target))
+        workers[block["place"][0].as_py()].stored.remote(pass_id, block["name"][0].as_py())
+    return block.drop_columns(["episodes", "name", "place"])
