@@ -104,6 +104,9 @@ class AgentConfig(Settings):
     min_p: float | None = Field(None, ge=0, lt=1)
     """The least probability of a token, relative to the most likely one. Training refuses all but 0 (off); null: that of
     the workflow."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, json_schema_extra=IDENTITY_IF_CHANGED)
+    """Variables of the model's chat template in this agent's prompts, e.g. {enable_thinking: false}. They go before those of
+    its model group."""
 
 
 class ModelGroupConfig(Settings):
@@ -123,6 +126,8 @@ class ModelGroupConfig(Settings):
     """The keys of the `train` section that differ for this model group."""
     serve: dict[str, Any] = Field(default_factory=dict)
     """The keys of the `serve` section that differ for this model group."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, json_schema_extra=IDENTITY_IF_CHANGED)
+    """Variables of the model's chat template in the prompts of all agents of this group, e.g. {enable_thinking: false}."""
 
 
 class SwapConfig(Settings):
