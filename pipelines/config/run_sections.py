@@ -26,7 +26,6 @@ from pipelines.config.sections import (
     SyncConfig,
     TasksConfig,
     TrafficConfig,
-    WatchdogConfig,
 )
 from serve_apps.config import GatewayConfig, ServeConfig
 from stores.config import MaintainConfig, StorageConfig
@@ -82,8 +81,6 @@ class RunSections(Settings):
     """How the candidate is compared with the champion (stage evaluate)."""
     promote: PromoteConfig = PromoteConfig()
     """How the gate decides and what a promotion does (stage promote)."""
-    watchdog: WatchdogConfig = Field(WatchdogConfig(), json_schema_extra=NOT_IDENTITY)
-    """How a running stage is watched and ended at its deadline."""
     schedule: ScheduleConfig | None = Field(None, json_schema_extra=NOT_IDENTITY)
     """When Airflow runs the next iteration; null: the run has no DAG."""
     cluster: ClusterConfig = Field(ClusterConfig(), json_schema_extra=NOT_IDENTITY)

@@ -503,13 +503,3 @@ class TrafficConfig(Settings):
         ):
             raise ValueError(f"traffic.shares must be between 0 and 1 and grow, got {list(self.shares)}")
         return self
-
-
-class WatchdogConfig(Settings):
-    """This section sets how a running stage is watched: what it waits for is logged, and it is ended at its deadline
-    (`stage_timeout_s`)."""
-
-    log_interval_s: float = Field(30, gt=0)
-    """The time in seconds between two log lines about what the stage waits for."""
-    grace_s: float = Field(30, gt=0)
-    """The time in seconds that an interrupted stage has to end by itself before its process is ended."""
