@@ -75,6 +75,7 @@ class Played:
             num_tasks=len(self.outcomes),
             num_failed=self.num_failed,
             k=self._k,
+            solved=pass_at_k(self.outcomes, 1) if self.outcomes else None,
             pass_at_k=pass_at_k(self.outcomes, self._k) if not self.num_failed else None,
             ok_share=self.ok_share,
             agents=per_agent(self.traces, self.rewards),
