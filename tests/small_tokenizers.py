@@ -21,6 +21,9 @@ def template_of(family: str) -> str:
 
 
 QWEN = template_of("qwen")
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+SWITCH = "{%- if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+"""The end of Qwen3's template, by which a caller turns thinking off."""
 FAMILIES = ("qwen", "llama", "gemma", "mistral", "deepseek")
 
 

@@ -229,16 +229,27 @@ def validate(
 @reports_errors
 def evaluate(
     team: TeamName,
-    tasks: Annotated[Path, typer.Option(help="A JSON, JSONL or Parquet file of tasks.")],
+    tasks: Annotated[
+        list[Path], typer.Option(help="A JSON, JSONL or Parquet file of tasks; give it again for other files.")
+    ],
+    k: Annotated[
+        int | None, typer.Option(min=1, help="Episodes per task. [default: evaluate.episodes_per_task of the run]")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0, help="Sampling temperature of all agents. [default: evaluate.temperature of the run]"),
+    ] = None,
     root: Root = "runs",
     address: Address = "",
 ) -> None:
-    """Have a registered team solve a file of tasks, and print its accuracy with a 95% interval and figures per agent."""
+    """Have a registered team solve files of tasks, and print its accuracy (avg@k) with a 95% interval, pass@k for each k, both also by
+    data set, and figures per agent.
+    """
     from pipelines.runners.by_request import evaluate_team
 
     name, alias = split_team(team)
-    with telling(f"{team} plays the tasks of {tasks}"):
-        result = evaluate_team(existing_run(name, root), alias, tasks, address=address)
+    with telling(f"{team} plays the tasks of {', '.join(map(str, tasks))}"):
+        result = evaluate_team(existing_run(name, root), alias, tasks, k=k, temperature=temperature, address=address)
     print(json.dumps(result, indent=2))
 
 

@@ -26,7 +26,6 @@ from pipelines.config.sections import (
     SyncConfig,
     TasksConfig,
     TrafficConfig,
-    WatchdogConfig,
 )
 from serve_apps.config import GatewayConfig, ServeConfig
 from stores.config import MaintainConfig, StorageConfig
@@ -82,8 +81,6 @@ class RunSections(Settings):
     """How the candidate is compared with the champion (stage evaluate)."""
     promote: PromoteConfig = PromoteConfig()
     """How the gate decides and what a promotion does (stage promote)."""
-    watchdog: WatchdogConfig = Field(WatchdogConfig(), json_schema_extra=NOT_IDENTITY)
-    """How a running stage is watched and ended at its deadline."""
     schedule: ScheduleConfig | None = Field(None, json_schema_extra=NOT_IDENTITY)
     """When Airflow runs the next iteration; null: the run has no DAG."""
     cluster: ClusterConfig = Field(ClusterConfig(), json_schema_extra=NOT_IDENTITY)
@@ -167,9 +164,15 @@ class RunSections(Settings):
         return _override(self.warmstart.tiny_model, changes, place)
 
     def agent_changes(self, name: str) -> dict[str, Any]:
-        """Returns what the `agents` section changes of the workflow's agent: setting -> value, None where it changes
+        """Returns what the `agents` section changes of the sampling of the workflow's agent: setting -> value, None where it changes
         nothing."""
-        return self.agents[name].model_dump() if name in self.agents else {}
+        return self.agents[name].model_dump(exclude={"chat_template_kwargs"}) if name in self.agents else {}
+
+    def template_kwargs(self, group_of: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """Returns the variables of the chat template by agent, where it has any. Args: group_of: the model group of every agent."""
+        own = {name: agent.chat_template_kwargs for name, agent in self.agents.items()}
+        merged = {a: self.model_groups[g].chat_template_kwargs | own.get(a, {}) for a, g in group_of.items()}
+        return {agent: kwargs for agent, kwargs in merged.items() if kwargs}
 
 
 def _override(base: T, changes: Mapping[str, Any], place: str) -> T:

@@ -104,6 +104,9 @@ class AgentConfig(Settings):
     min_p: float | None = Field(None, ge=0, lt=1)
     """The least probability of a token, relative to the most likely one. Training refuses all but 0 (off); null: that of
     the workflow."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, json_schema_extra=IDENTITY_IF_CHANGED)
+    """Variables of the model's chat template in this agent's prompts, e.g. {enable_thinking: false}. They go before those of
+    its model group."""
 
 
 class ModelGroupConfig(Settings):
@@ -123,6 +126,8 @@ class ModelGroupConfig(Settings):
     """The keys of the `train` section that differ for this model group."""
     serve: dict[str, Any] = Field(default_factory=dict)
     """The keys of the `serve` section that differ for this model group."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, json_schema_extra=IDENTITY_IF_CHANGED)
+    """Variables of the model's chat template in the prompts of all agents of this group, e.g. {enable_thinking: false}."""
 
 
 class SwapConfig(Settings):
@@ -498,13 +503,3 @@ class TrafficConfig(Settings):
         ):
             raise ValueError(f"traffic.shares must be between 0 and 1 and grow, got {list(self.shares)}")
         return self
-
-
-class WatchdogConfig(Settings):
-    """This section sets how a running stage is watched: what it waits for is logged, and it is ended at its deadline
-    (`stage_timeout_s`)."""
-
-    log_interval_s: float = Field(30, gt=0)
-    """The time in seconds between two log lines about what the stage waits for."""
-    grace_s: float = Field(30, gt=0)
-    """The time in seconds that an interrupted stage has to end by itself before its process is ended."""

@@ -76,6 +76,7 @@ def control_spec(run: Run, team: Played, budget: float) -> TeamSpec:
             occasion=f"{agent} of {run.config.workflow.path}, {settings.answer}, {budget} tokens",
         ),
         limits=run.config.collect.episode,
+        chat_template_kwargs=run.config.template_kwargs({agent: group}),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from pipelines.config.sections import EvaluateConfig
 from pipelines.episodes.sampling import Pass, Progress, Sampled, sample_episodes
 from pipelines.evaluation.statistics import Interval, Resampling, mean_interval, pass_at_k
 from pipelines.evaluation.teams import Models
@@ -34,9 +35,12 @@ class Played:
     another version had a part.
     """
 
-    def __init__(self, run: Run, sampled: Sampled, models: Models) -> None:
+    def __init__(self, run: Run, sampled: Sampled, models: Models, *, episodes_per_task: int | None = None) -> None:
+        """Args: episodes_per_task: the first so many of each task count, where an earlier request may have stored more; None: all."""
         self.sampled, self.models = sampled, models
-        traces = list(run.traces.read_traces(sampled.traces))
+        self._k = episodes_per_task or run.config.evaluate.episodes_per_task
+        stored = run.traces.read_traces(sampled.traces)
+        traces = [t for t in stored if episodes_per_task is None or t.episode_index < episodes_per_task]
         self.traces = [t for t in traces if t.is_outcome and not t.is_version_mixed]
         self.failed = [t for t in traces if not t.is_outcome or t.is_version_mixed]
         """The missing ones."""
@@ -63,29 +67,33 @@ class Played:
 
     def score(self, run: Run) -> TeamScore:
         """Accuracy with its interval, pass@k, figures per agent and accuracy per data set."""
-        settings = run.config.evaluate
-        accuracy = self._interval(run, self.outcomes) if self.outcomes else UNKNOWN
-        sources = sorted({trace.task.source for trace in self.traces})
-        by_source = {
-            source: {t.task.task_id: self.outcomes[t.task.task_id] for t in self.traces if t.task.source == source}
-            for source in sources
-        }
+        accuracy = self.interval(run, self.outcomes) if self.outcomes else UNKNOWN
         return TeamScore(
             policy_versions=versions_of(self.models),
             accuracy=accuracy.mean,
             ci95=(accuracy.low, accuracy.high),
             num_tasks=len(self.outcomes),
             num_failed=self.num_failed,
-            k=settings.episodes_per_task,
-            pass_at_k=pass_at_k(self.outcomes, settings.episodes_per_task) if not self.num_failed else None,
+            k=self._k,
+            solved=pass_at_k(self.outcomes, 1) if self.outcomes else None,
+            pass_at_k=pass_at_k(self.outcomes, self._k) if not self.num_failed else None,
             ok_share=self.ok_share,
             agents=per_agent(self.traces, self.rewards),
-            sources={source: self._interval(run, outcomes).mean for source, outcomes in by_source.items()},
+            sources={source: self.interval(run, outcomes).mean for source, outcomes in self.by_source().items()},
             traces=self.sampled.traces,
             causes=self.causes,
         )
 
-    def _interval(self, run: Run, outcomes: Mapping[str, list[float]]) -> Interval:
+    def by_source(self) -> dict[str, dict[str, list[float]]]:
+        """`outcomes` by data set."""
+        source_of = {trace.task.task_id: trace.task.source for trace in self.traces}
+        found: dict[str, dict[str, list[float]]] = {source: {} for source in sorted(set(source_of.values()))}
+        for task_id, outcomes in self.outcomes.items():
+            found[source_of[task_id]][task_id] = outcomes
+        return found
+
+    def interval(self, run: Run, outcomes: Mapping[str, list[float]]) -> Interval:
+        """Their accuracy with its 95% interval."""
         return mean_interval(outcomes, Resampling.of(run.config, self.families))
 
 
@@ -97,19 +105,21 @@ def play_team(
     iteration: int,
     purpose: Purpose,
     occasion: str = "",
+    settings: EvaluateConfig | None = None,
     progress: Progress | None = None,
 ) -> Played:
     """Serves `models` and has them play `tasks`; the rewards are written beside those of training.
 
-    What is stored of the same versions, iteration, purpose and occasion is not played again.
+    What is stored of the same versions, iteration, purpose and occasion is not played again. Args: settings: how many episodes of each
+    task, at which temperature; None: the run's section `evaluate`.
     """
     assert bool(occasion) == (purpose is Purpose.AD_HOC), f"{purpose} episodes on the occasion {occasion!r}"
     serve(run, models)
-    settings = run.config.evaluate
+    settings = settings or run.config.evaluate
     team_spec = run.team_spec(models, temperature=settings.temperature, occasion=occasion)
     by = Pass.of(run, team_spec, iteration=iteration, purpose=purpose)
     sampled = sample_episodes(tasks, by, episodes_per_task=settings.episodes_per_task, progress=progress)
-    played = Played(run, sampled, models)
+    played = Played(run, sampled, models, episodes_per_task=settings.episodes_per_task)
     run.traces.write_rewards(played.rewards)
     return played
 

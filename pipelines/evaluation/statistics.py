@@ -361,6 +361,12 @@ def pass_at_k(outcomes: Outcomes, k: int) -> float:
     return math.fsum(shares) / len(shares)
 
 
+def pass_curve(outcomes: Outcomes) -> dict[int, float]:
+    """`pass_at_k` by k, from 1 to the fewest episodes that a task has; empty without tasks."""
+    fewest = min((len(values) for values in outcomes.values()), default=0)
+    return {k: pass_at_k(outcomes, k) for k in range(1, fewest + 1)}
+
+
 def _bootstrap(units: _Units, how: Resampling, *, bounds: tuple[float, float]) -> Interval:
     """BCa bootstrap of the mean (Efron 1987), of which the units are drawn.
 

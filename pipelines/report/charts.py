@@ -10,7 +10,7 @@ from math import ceil, isfinite
 from types import MappingProxyType
 from typing import Any
 
-from stores.journal.stage_results import CHOSEN, PROBABILITY
+from stores.journal.stage_results import CHOSEN, PART, PROBABILITY, STOP
 
 Row = Mapping[str, Any]
 EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -48,9 +48,13 @@ AGENT_PANELS = (
 """Title and name of the train metrics that have a chart per agent."""
 
 
-CHOICE_PANELS = ((CHOSEN, "share of its choices"), (PROBABILITY, "mean probability where offered"))
-CHOICES = tuple(kind for kind, _ in CHOICE_PANELS)
 SHARES = {"yaxis": {"range": [0, 1]}}
+CHOICE_PANELS = (
+    (CHOSEN, "share of its choices", SHARES),
+    (PROBABILITY, "mean probability where offered", SHARES),
+)
+PART_PANELS = ((PART, "parts of its reward", EMPTY),)
+KINDS = (CHOSEN, PROBABILITY, PART)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +72,13 @@ class Figure:
 
 
 def learning(rows: Sequence[Row]) -> list[Figure]:
-    """Returns the charts of reward and of valid format per agent."""
+    """Returns the charts of reward and of valid format per agent, and of the reasons for which episodes end."""
     agents = _Lines(rows, "agents")
     reward = agents.chart("Reward", "reward")
     valid = agents.chart("Share of turns with valid format", "format", {"yaxis": {"tickformat": ".0%"}})
-    return [chart for chart in (reward, valid) if chart]
+    reasons = _Lines([{**row, "lines": _named(_part(row, "metrics"), STOP)} for row in rows], "lines")
+    ends = reasons.chart("Why episodes end, share of them", "value", {"yaxis": {"tickformat": ".0%"}})
+    return [chart for chart in (reward, valid, ends) if chart]
 
 
 def training(rows: Sequence[Row]) -> list[Figure]:
@@ -90,24 +96,28 @@ def training_of_agents(rows: Sequence[Row]) -> list[Figure]:
 
 def choices(rows: Sequence[Row]) -> list[Figure]:
     """Returns two charts for every agent that chooses, with a line per option."""
+    return _by_agent(rows, CHOICE_PANELS)
+
+
+def parts_of_rewards(rows: Sequence[Row]) -> list[Figure]:
+    """Returns a chart for every agent that is paid, with a line for each part of its reward."""
+    return _by_agent(rows, PART_PANELS)
+
+
+def _by_agent(rows: Sequence[Row], panels: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[Figure]:
+    """Returns charts per agent with a line for each of its figures of a kind. Args: panels: kind, title and layout."""
     agents = dict.fromkeys(agent for row in rows for agent in _part(row, "agents"))
     charts = []
     for agent in agents:
-        for kind, title in CHOICE_PANELS:
-            by_option = [
-                {
-                    **row,
-                    "options": {
-                        name.removeprefix(kind): {"share": value}
-                        for name, value in figures.items()
-                        if name.startswith(kind)
-                    },
-                }
-                for row in rows
-                for figures in [_part(row, "agents").get(agent) or EMPTY]
-            ]
-            charts.append(_Lines(by_option, "options").chart(f"{agent}: {title}", "share", SHARES))
+        for kind, title, layout in panels:
+            by_name = [{**row, "lines": _named(_part(row, "agents").get(agent) or EMPTY, kind)} for row in rows]
+            charts.append(_Lines(by_name, "lines").chart(f"{agent}: {title}", "value", layout))
     return [chart for chart in charts if chart]
+
+
+def _named(figures: Mapping[str, Any], kind: str) -> dict[str, dict[str, Any]]:
+    """Returns the figures of a kind by what follows it, as `_Lines` takes them."""
+    return {name.removeprefix(kind): {"value": value} for name, value in figures.items() if name.startswith(kind)}
 
 
 def other_metrics(rows: Sequence[Row]) -> list[Figure]:
@@ -118,11 +128,12 @@ def other_metrics(rows: Sequence[Row]) -> list[Figure]:
     charts = [groups.chart(name, name) for name in names if name not in shown]
     per_agent = dict.fromkeys(n for row in rows for values in _part(row, "agents").values() for n in values)
     for name in per_agent:
-        if name in ("reward", "format", *(panel for _, panel in AGENT_PANELS)) or name.startswith(CHOICES):
+        if name in ("reward", "format", *(panel for _, panel in AGENT_PANELS)) or name.startswith(KINDS):
             continue
         charts.append(agents.chart(f"{_bare(name)}, per agent", _bare(name)))
     whole = _Lines([{**row, "m": {"iteration": _part(row, "metrics")}} for row in rows], "m")
-    charts += [whole.chart(name, name) for name in dict.fromkeys(n for row in rows for n in _part(row, "metrics"))]
+    of_all = dict.fromkeys(n for row in rows for n in _part(row, "metrics"))
+    charts += [whole.chart(name, name) for name in of_all if not name.startswith(STOP)]
     return [chart for chart in charts if chart]
 
 

@@ -85,6 +85,7 @@ def render(data: ReportData) -> str:
         training=charts.training(lines),
         training_of_agents=charts.training_of_agents(lines),
         choices=charts.choices(lines),
+        parts_of_rewards=charts.parts_of_rewards(lines),
         other_metrics=charts.other_metrics(lines),
         causes=[row for row in rows if failures(row.get("causes")) or _gate_failures(row)],
         funnel_row=next((row for row in reversed(rows) if row.get("funnel")), None),

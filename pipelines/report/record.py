@@ -155,6 +155,8 @@ def iteration_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
         metrics |= {f"sync/{group}/{name}": value for name, value in figures.items()}
     if summary["evaluation"]:
         metrics["evaluate/accuracy"] = summary["evaluation"]["candidate"]["mean"]
+        if (solved := summary["evaluation"]["solved"]["candidate"]) is not None:
+            metrics["evaluate/solved"] = solved
     return metrics
 
 

@@ -121,6 +121,7 @@ def _measured(measured: Measured | None) -> dict[str, Any] | None:
         "ci95": list(score.ci95),
         "policy_versions": dict(score.policy_versions),
         "k": score.k,
+        "solved": score.solved,
         "pass_at_k": score.pass_at_k,
         "num_failed": score.num_failed,
         "ok_share": score.ok_share,

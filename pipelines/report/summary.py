@@ -14,7 +14,9 @@ from stores.journal.journal import StageRow
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import (
     CHOSEN,
+    PART,
     PROBABILITY,
+    STOP,
     AgentFigures,
     Collected,
     Decided,
@@ -31,7 +33,7 @@ FUNNEL = ("attempts", "calls", "with_ids", "episodes_ok", "scored", "non_zero_ad
 """Steps from an agent's calls to the rows that were trained on."""
 LEARNING_PARTS = ("old_logprobs", "advantages", "update")
 """Parts of training that are forward and backward passes; reading rows, checkpoints and commits count as overhead."""
-IF_MEASURED = ("reward", "broken_share", "cut_share", "cached_prompt_share")
+IF_MEASURED = ("reward", "turns", "broken_share", "cut_share", "cached_prompt_share")
 """Figures of scoring that not every agent has."""
 
 
@@ -137,6 +139,8 @@ def _metrics(
         **({"cost": cost.get("mean"), "cost_multiplier": cost["multiplier"]} if (cost := results.scored.cost) else {}),
         **_inferred(results.scored),
         **(results.scored.figures or {}),
+        "solved": results.scored.solved,
+        **{f"{STOP}{reason}": share for reason, share in (results.scored.stop_reasons or {}).items()},
     }
     return {name: value for name, value in measured.items() if value is not None}
 
@@ -154,7 +158,7 @@ def _agents(results: _Results) -> dict[str, dict[str, float]]:
             "format": figures["format_share"],
             "completion_tokens": figures["completion_tokens"],
             **{name: figures[name] for name in IF_MEASURED if name in figures},
-            **{name: value for name, value in figures.items() if name.startswith((CHOSEN, PROBABILITY))},
+            **{name: value for name, value in figures.items() if name.startswith((CHOSEN, PROBABILITY, PART))},
         }
         for agent, figures in results.scored.agents.items()
     }
@@ -229,6 +233,10 @@ def _evaluation(evaluated: Evaluated, decided: Decided) -> dict[str, Any] | None
             "champion": {} if champion is None else dict(champion.causes or {}),
         },
         "num_tasks": candidate.num_tasks,
+        "solved": {
+            "candidate": candidate.solved,
+            "champion": None if champion is None else champion.solved,
+        },
         "pass_at_k": candidate.pass_at_k,
         "verdict": decided.verdict,
         "condition": decided.condition,

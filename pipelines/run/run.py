@@ -203,7 +203,7 @@ class Run:
         return TeamSpec(
             workflow=self.config.workflow.path,
             settings=dict(self.config.workflow.settings),
-            group_of=self.config.groups_at(iteration),
+            group_of=(group_of := self.config.groups_at(iteration)),
             tokenizers=dict(models),
             max_model_len={group: self.config.serve_config(group).max_model_len for group in models},
             sampling={name: self.sampling(name, agent, temperature) for name, agent in workflow.agents.items()},
@@ -212,6 +212,7 @@ class Run:
             limits=self.config.collect.episode,
             parsers={group: self.config.serve_config(group).parsers for group in models},
             code=dict(code or {}),
+            chat_template_kwargs=self.config.template_kwargs(group_of),
         )
 
     def workflow_of(self, code: Mapping[str, str]) -> Workflow:

@@ -15,11 +15,13 @@ from pipelines.credit.rule import score_traces
 from pipelines.run.run import Run
 from serve_apps.episode.runner import TOOL_RAISED, WORKFLOW_RAISED
 from serve_apps.program.conversations import CONVERSATIONS
-from stores.journal.stage_results import CHOSEN, PROBABILITY, Collected
-from stores.types import COUNTED, Cause, EpisodeRewards, FinishReason, Trace, Turn
+from stores.journal.stage_results import CHOSEN, PART, PROBABILITY, Collected
+from stores.types import COUNTED, Cause, EpisodeRewards, FinishReason, Trace, Turn, TurnReward
 from train_loops.rows.samples import Funnel
 
 R = TypeVar("R")
+
+MAX_STOP_REASONS = 10
 
 
 def assign_credit(run: Run, traces: list[Trace]) -> list[EpisodeRewards]:
@@ -173,19 +175,16 @@ def refuse_hopeless(
 
 
 def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, dict[str, float]]:
-    """Mean reward (of an agent that is paid), shares of well-formed and of cut turns, calls, attempts, completion length and cached
+    """Mean reward and its parts (of an agent that is paid), shares of well-formed and of cut turns, calls, attempts, completion length and cached
     prompt tokens of agents, and what they choose."""
-    earned: dict[str, list[float]] = {}
-    for episode in rewards:
-        for reward in episode.rewards:
-            earned.setdefault(reward.agent, []).append(reward.reward)
     turns = [turn for trace in traces for turn in trace.turns]
     return {
         agent: {
-            **({"reward": fmean(earned[agent])} if agent in earned else {}),
+            **_paid([r for episode in rewards for r in episode.rewards if r.agent == agent]),
             "format_share": fmean(t.is_format_ok for t in turns if t.agent == agent),
             "cut_share": fmean(t.finish_reason is FinishReason.LENGTH for t in turns if t.agent == agent),
             "calls": float(sum(t.agent == agent for t in turns)),
+            "turns": sum(t.agent == agent for t in turns) / len(traces),
             "attempts": float(sum(t.num_attempts for t in turns if t.agent == agent)),
             "completion_tokens": fmean(len(t.completion_token_ids) for t in turns if t.agent == agent),
             **_cached_share([t for t in turns if t.agent == agent]),
@@ -194,6 +193,30 @@ def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, d
         }
         for agent in sorted({turn.agent for turn in turns})
     }
+
+
+def _paid(rewards: Sequence[TurnReward]) -> dict[str, float]:
+    """The mean of an agent's rewards, and of each part of them; a turn without a part has 0 of it. None where no turn was paid."""
+    if not rewards:
+        return {}
+    parts = dict.fromkeys(name for reward in rewards for name in reward.breakdown)
+    return {"reward": fmean(reward.reward for reward in rewards)} | {
+        f"{PART}{name}": math.fsum(reward.breakdown.get(name, 0.0) for reward in rewards) / len(rewards)
+        for name in parts
+    }
+
+
+def solved_share(rewards: Sequence[EpisodeRewards]) -> float | None:
+    """The share of episodes with an outcome of 1; None of none."""
+    return fmean(reward.outcome >= 1.0 for reward in rewards) if rewards else None
+
+
+def stop_reasons(traces: Sequence[Trace]) -> dict[str, float]:
+    """The share of episodes by why they ended, the most frequent first; those beyond `MAX_STOP_REASONS` as `other`."""
+    counts = Counter(trace.stop_reason or trace.status.value for trace in traces)
+    most = counts.most_common(MAX_STOP_REASONS)
+    rest = len(traces) - sum(count for _, count in most)
+    return {reason: count / len(traces) for reason, count in [*most, *([("other", rest)] if rest else [])]}
 
 
 def _cached_share(turns: list[Turn]) -> dict[str, float]:

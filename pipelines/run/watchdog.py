@@ -1,10 +1,10 @@
 """watchdog: logs every 30 s what a stage waits for, and ends the stage at its deadline instead of letting it hang.
 
-    stage (this thread) ── waiting("...") / progress ──> watchdog (own thread) ──> a line every `watchdog.log_interval_s`
+    stage (this thread) ── waiting("...") / progress ──> watchdog (own thread) ──> a line every `LOG_INTERVAL_S`
          │                                                   │ at `<stage>.stage_timeout_s`, or the caller's key
          │                                                   ├─ stacks of all its processes -> <run folder>/stacks/
          │ <── interrupt: KeyboardInterrupt, here StageHung ─┤
-         └─ ends: error names what it waited for             └─ still there after `watchdog.grace_s`? lease marked failed,
+         └─ ends: error names what it waited for             └─ still there after `GRACE_S`? lease marked failed,
                                                                 process and what it started ended, exit code 1
 
 An interrupt reaches a main thread in `ray.get` or `sleep` at once (a signal), other threads when they next run Python.
@@ -55,6 +55,12 @@ ANSWER_TIMEOUT_S = 10.0
 """For what asks a cluster or a database that may be what hangs."""
 
 
+LOG_INTERVAL_S = 30.0
+"""The time between two log lines about what a stage waits for."""
+GRACE_S = 30.0
+"""The time that an interrupted stage has to end by itself before its process is ended."""
+
+
 class StageHung(TimeoutError):
     """A stage, or something in it, was not done at its deadline; names what it waited for and the file of the stacks."""
 
@@ -74,6 +80,8 @@ class Watchdog:
         timeout_s: float,
         timeout_key: str = "",
         recover: Callable[[], None] = lambda: None,
+        log_interval_s: float = LOG_INTERVAL_S,
+        grace_s: float = GRACE_S,
     ) -> None:
         """Nothing is watched before `once`.
 
@@ -84,7 +92,7 @@ class Watchdog:
         """
         self._run, self._key, self._timeout_s, self._recover = run, key, timeout_s, recover
         self._timeout_key = timeout_key or f"{key.stage}.stage_timeout_s"
-        self._config = run.config.watchdog
+        self._log_interval_s, self._grace_s = log_interval_s, grace_s
         self._waits: list[Wait] = []
         self._progress = ""
         self._thread = threading.current_thread()
@@ -141,7 +149,7 @@ class Watchdog:
             with alone or nullcontext():
                 return self._timed(lambda: work(lease))  # inside, so that the journal records what is raised
 
-        wait_s = self._timeout_s + self._config.grace_s + 60 + (self._run.engines_wait_s if alone else 0.0)
+        wait_s = self._timeout_s + self._grace_s + 60 + (self._run.engines_wait_s if alone else 0.0)
         with self._watching():
             return self._run.journal.once(self._key, begin, owner=stage_owner(), wait_s=wait_s)
 
@@ -196,7 +204,7 @@ class Watchdog:
     def _watch(self) -> None:
         """Watches the stage until it ends; runs in a thread of its own."""
         logged_at = answered_at = time.monotonic()
-        while not self._is_over.wait(min(1.0, self._config.log_interval_s)):
+        while not self._is_over.wait(min(1.0, self._log_interval_s)):
             away_s = time.monotonic() - answered_at
             if away_s > head_timeout_s() / 10 and _cluster_answers():
                 answered_at = time.monotonic()
@@ -206,7 +214,7 @@ class Watchdog:
             if self._is_timed and self._elapsed() > self._timeout_s:
                 self._end(self._hung(f"not done after {self._timeout_s:g} s ({self._timeout_key})"))
                 return
-            if time.monotonic() - logged_at < self._config.log_interval_s:
+            if time.monotonic() - logged_at < self._log_interval_s:
                 continue
             logged_at = time.monotonic()
             logger.info("%s: %.0f s, %s", self._key, self._elapsed(), self.describe())
@@ -274,7 +282,7 @@ class Watchdog:
             else:
                 self._is_interrupted = True
                 interrupt_thread(self._thread, GivenUp)
-        grace_s = self._config.grace_s
+        grace_s = self._grace_s
         if isinstance(fault, ClusterLost):  # before Ray ends the process with its own exit code
             grace_s = min(grace_s, head_timeout_s() / 4)
         if self._is_over.wait(grace_s):

@@ -238,6 +238,7 @@ def _check_models(config: RunConfig, workflow: Workflow) -> list[str]:
         notes += [f"{key}: {note}" for note in checked.notes]
         _check_parsers(config, group)
         _check_choices(config, group, workflow)
+        _check_template_kwargs(config, group)
         notes += _check_packing(config, group, shape)
         _check_rank(config, group, shape)
         _check_heads(config, group, shape, f"{key}: head_dim of config.json")
@@ -261,6 +262,19 @@ def _check_parsers(config: RunConfig, group: str) -> None:
         answer_format(load_tokenizer(config.model_groups[group].model), parsers)
     except ValueError as fault:
         raise ValueError(f"model_groups.{group}: {fault}") from None
+
+
+def _check_template_kwargs(config: RunConfig, group: str) -> None:
+    """ValueError where the model's chat template does not read a variable that it is given."""
+    of_agent = config.template_kwargs(dict.fromkeys(config.model_groups[group].agents, group))
+    if not of_agent:
+        return
+    from serve_apps.chat.tokenizer import load_tokenizer
+    from serve_apps.episode.team import check_template_kwargs
+
+    tokenizer = load_tokenizer(config.model_groups[group].model)
+    for agent, kwargs in of_agent.items():
+        check_template_kwargs(kwargs, tokenizer, agent=agent)
 
 
 def _check_choices(config: RunConfig, group: str, workflow: Workflow) -> None:

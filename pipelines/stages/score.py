@@ -24,6 +24,8 @@ from pipelines.run.scoring import (
     counts_by_cause,
     per_agent,
     refuse_hopeless,
+    solved_share,
+    stop_reasons,
 )
 from pipelines.stages.table import StageCall
 from stores.journal.stage_results import Collected, Scored
@@ -86,6 +88,8 @@ def score(call: StageCall) -> Scored:
         credit_fidelity=None if inferred is None else inferred.fidelity,
         is_credit_inferred=None if inferred is None else inferred.is_used,
         figures=_own_figures(run, own, own_rewards),
+        solved=solved_share(own_rewards),
+        stop_reasons=stop_reasons(own) if own else None,
     )
 
 

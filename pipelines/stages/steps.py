@@ -25,7 +25,7 @@ from pipelines.run.champions import champion_version
 from pipelines.run.iteration import Iteration, NotDone
 from pipelines.run.iterations import QUIET_S, is_under_way, next_iteration, say_at_work
 from pipelines.run.run import Run
-from pipelines.run.watchdog import Watchdog, interrupt_thread
+from pipelines.run.watchdog import LOG_INTERVAL_S, Watchdog, interrupt_thread
 from pipelines.stages.table import STAGES, Stage, StageCall, Step, needs, stage_named
 from stores.journal.journal import Lease
 from stores.journal.stage_results import StageResult
@@ -103,7 +103,7 @@ class _Others:
             if now - self._said_at > SAY_EVERY_S:
                 self._said_at = now
                 say_at_work(self._run, self._step.iteration)
-            if now - self._logged_at > self._run.config.watchdog.log_interval_s:
+            if now - self._logged_at > LOG_INTERVAL_S:
                 self._logged_at = now
                 text = "%s waits for %s; it is done here once nobody has been at that iteration for %g s"
                 logger.warning(text, self._step, step, QUIET_S)

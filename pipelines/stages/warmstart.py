@@ -211,6 +211,7 @@ def _team(run: Run, folders: Mapping[str, Path], spy: _TextSpy | None) -> Acting
             workflow=run.config.workflow.path, policy_versions=versions, prompts_sha256=run.workflow.prompts_sha256
         ),
         limits=run.config.collect.episode,
+        chat_template_kwargs=run.config.template_kwargs(run.config.group_of),
     ).build()
     if spy is not None:
         team = replace(team, tokenizers=dict.fromkeys(versions, cast(Any, spy)))
@@ -228,7 +229,7 @@ class _TextSpy:
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, settings: PromptSettings = READY) -> list[int]:
         self.texts += [m["content"] or "" for m in messages] + [f"{m['role']}\n" for m in messages]
         return [0]
 

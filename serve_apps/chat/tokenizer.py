@@ -112,14 +112,18 @@ class ChatTokenizer:
             return ""
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        settings: PromptSettings = READY,
     ) -> list[int]:
         """Returns prompt ids, ready for the assistant's turn.
 
         They are those of `apply_chat_template`, but that the text of a control token in a message or a tool stays text.
         Raises jinja2's TemplateError where the template refuses the messages.
         """
-        return self.encode_marked(self.mark_chat(messages, tools=tools))
+        return self.encode_marked(self.mark_chat(messages, tools=tools, settings=settings))
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
@@ -109,6 +110,7 @@ class Recorder:
             inputs = listed | {OFFERED: TracedText.by(listed[OFFERED], *origins_of(inputs.get(OFFERED)))}
             if agent.contract.messages:
                 further = agent.contract.longest_question
+        encode = partial(tokenizer.encode_chat, settings=self.team.prompt_settings(name))
         limit = self.team.max_model_len[group]
         room = limit - min(self.team.sampling[name].max_tokens, limit // 2)  # of a small context half is for the prompt
         length, most = sum(len(str(value)) for value in inputs.values()), tokenizer.most_characters(limit)
@@ -119,12 +121,10 @@ class Recorder:
         async with self._in_order:
             messages, prompt_ids, cut = await worked_on(
                 length,
-                lambda: fit_prompt(
-                    agent, inputs, encode=lambda chat: tokenizer.encode_chat([*chat, *further]), room=room
-                ),
+                lambda: fit_prompt(agent, inputs, encode=lambda chat: encode([*chat, *further]), room=room),
             )
         if further:
-            prompt_ids = tokenizer.encode_chat(messages)
+            prompt_ids = encode(messages)
         text = "\n".join(m["content"] for m in messages)
         prompt = Prompt(text=text, token_ids=prompt_ids, inputs=inputs, cut=cut)
         turn, parsed = await self.turn(name, prompt, parse=agent.contract.parse, options=options)
@@ -150,7 +150,7 @@ class Recorder:
         """Asks for the message of an option that was chosen, in a second turn that continues the first."""
         further = choice.question(str(chosen["choice"]))
         tokenizer = self.team.tokenizers[self.team.group_of[name]]
-        token_ids = tokenizer.encode_chat([*messages, *further])
+        token_ids = tokenizer.encode_chat([*messages, *further], settings=self.team.prompt_settings(name))
         text = "\n".join([prompt.text, *(message["content"] for message in further)])
         second = replace(prompt, text=text, token_ids=token_ids, parents=(chosen.turn_index,))
         turn, parsed = await self.turn(name, second, parse=Raw().parse)

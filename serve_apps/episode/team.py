@@ -9,7 +9,7 @@ from typing import Any
 from serve_apps.authoring.agent import AuthorError
 from serve_apps.authoring.parsers import Parsers
 from serve_apps.authoring.workflow import Workflow, load_carried
-from serve_apps.chat.tokenizer import ChatTokenizer, load_tokenizer
+from serve_apps.chat.tokenizer import ChatTokenizer, PromptSettings, load_tokenizer
 from serve_apps.config import EpisodeConfig
 from serve_apps.openai_api.answer_reader import answer_format
 from serve_apps.policy.client import PolicyClient
@@ -65,6 +65,12 @@ class ActingTeam:
     team_key: str
     parsers: Mapping[str, Parsers] = field(default_factory=dict)
     """What reads the completions of the model groups that it names; of the others their model folder says it."""
+    chat_template_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Variables of the chat template in the prompts of the agents that it names."""
+
+    def prompt_settings(self, agent: str) -> PromptSettings:
+        """Returns how the template shows the prompts that are made of an agent's own."""
+        return PromptSettings(variables=self.chat_template_kwargs.get(agent, {}))
 
     def parsers_of(self, model_group: str) -> Parsers:
         """Returns what reads the completions of a model group."""
@@ -98,6 +104,7 @@ class TeamSpec:
     parsers: dict[str, Parsers] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)
     """The user's own modules by path, of a registered team; empty: they are imported from where the team acts."""
+    chat_template_kwargs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values only."""
@@ -124,6 +131,8 @@ class TeamSpec:
         tokenizers = {group: load_tokenizer(folder) for group, folder in folders.items()}
         for group, parsers in self.parsers.items():
             answer_format(tokenizers[group], parsers)
+        for agent, kwargs in self.chat_template_kwargs.items():
+            check_template_kwargs(kwargs, tokenizers[self.group_of[agent]], agent=agent)
         return ActingTeam(
             workflow=load_carried(self.code, self.workflow, self.settings),
             workflow_path=self.workflow,
@@ -134,4 +143,15 @@ class TeamSpec:
             policy_versions=self.policy_versions,
             team_key=self.team_key,
             parsers=self.parsers,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any], tokenizer: ChatTokenizer, *, agent: str) -> None:
+    """Raises ValueError for a variable that the model's chat template does not read: it would change nothing."""
+    unknown = kwargs.keys() - tokenizer.known_variables(kwargs).keys()
+    if unknown:
+        raise ValueError(
+            f"chat_template_kwargs of agent {agent!r}: the chat template of its model reads no variable {', '.join(sorted(unknown))}: "
+            "correct the name, or take it out of `agents` and `model_groups`"
         )

@@ -11,7 +11,7 @@ anything else                   refused by name
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -242,12 +242,15 @@ class ChatRequest(SamplingFields):
         """Whether the answer must be a tool call."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
-    def prompt_settings(self, tokenizer: ChatTokenizer) -> PromptSettings:
-        """Returns how the model's template shows the messages; variables that it does not have are left out."""
+    def prompt_settings(self, tokenizer: ChatTokenizer, own: Mapping[str, Any]) -> PromptSettings:
+        """Returns how the model's template shows the messages; variables that it does not have are left out.
+
+        Args: own: the variables of the agent that is asked; the request's go before them.
+        """
         return PromptSettings(
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
-            variables=tokenizer.known_variables(self.template_variables),
+            variables={**own, **tokenizer.known_variables(self.template_variables)},
         )
 
     @property

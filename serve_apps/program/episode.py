@@ -177,7 +177,7 @@ class ProgramEpisode:
         messages = own.introduced([message.for_template() for message in request.messages])
         results = self._note_tool_answers(agent, request)
         conversations = self._conversations.setdefault(agent, Conversations(tokenizer))
-        settings = request.prompt_settings(tokenizer)
+        settings = request.prompt_settings(tokenizer, team.chat_template_kwargs.get(agent, {}))
         with refusals_of_template():
             prompt = await worked_on(
                 request.num_characters,

@@ -20,8 +20,10 @@ AgentFigures: TypeAlias = Mapping[str, Mapping[str, float]]
 TrainParts: TypeAlias = Mapping[str, tuple[float, float]]
 """By part of a trainer's work, in order, Unix seconds of its begin and its end: `load` (weights and state of the parent), `read`
 (rows or episodes), `learn` (forward and backward passes), `store` (checkpoint and version)."""
-CHOSEN, PROBABILITY = "chosen/", "probability/"
-"""What the figures of an agent's choices begin with; the option follows."""
+STOP = "stop/"
+"""What the metric of a reason for which episodes end begins with."""
+CHOSEN, PROBABILITY, PART = "chosen/", "probability/", "part/"
+"""What the figures of an agent's choices, and of the parts of its reward, begin with; the option or the part follows."""
 
 
 class StageResult(Record):
@@ -114,7 +116,7 @@ class Scored(StageResult):
     agents: AgentFigures
     """`format_share`, `calls`, `attempts` at them, `completion_tokens`; `reward` where any turn was paid, `cached_prompt_share` where the
     engine has a prefix cache, for agents of a program `broken_share` and, for one that chooses, `chosen/<option>` and
-    `probability/<option>`."""
+    `probability/<option>`. `turns` is the mean of an episode; the means of `part/<name>` over its paid turns add up to `reward`."""
     causes: Mapping[str, int] | None = None
     """Number of episodes by `Cause` of their failure, `sound` for none; variants left out."""
     cost: Mapping[str, float] | None = None
@@ -126,6 +128,10 @@ class Scored(StageResult):
     """Where credit is inferred: False where the turns kept the rewards of the inner rule."""
     figures: Mapping[str, float] | None = None
     """Means over the episodes of the figures that `evaluate.figures` adds; those without a value left out."""
+    solved: float | None = None
+    """Share of the episodes of `outcome` with an outcome of 1: of graded outcomes, such as the share of tests passed, those that passed all."""
+    stop_reasons: Mapping[str, float] | None = None
+    """Share of these episodes by why they ended: the most frequent reasons, the others as `other`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +212,8 @@ class TeamScore(Record):
     traces: TracesRef
     causes: Mapping[str, int] | None = None
     """Number of episodes by `Cause` of their failure, `sound` for none."""
+    solved: float | None = None
+    """Mean over tasks of the share of their episodes with an outcome of 1: of graded outcomes, those that passed everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,9 @@ ONCE = EpisodeConfig(max_attempts=1)
 
 
 def team_in_one_group(
-    workflow: Workflow, tokenizer: ChatTokenizer, *, max_model_len: int, max_tokens: int, version: int = 0
+    workflow: Workflow, tokenizer: ChatTokenizer, *, max_model_len: int, max_tokens: int, version: int = 0, **more: Any
 ) -> ActingTeam:
-    """Args: max_tokens: of each completion. version: the policy version that should answer."""
+    """Args: max_tokens: of each completion. version: the policy version that should answer. more: other fields of the team."""
     return ActingTeam(
         workflow=workflow,
         workflow_path="tests:flow",
@@ -33,6 +33,7 @@ def team_in_one_group(
         sampling=dict.fromkeys(workflow.agents, Sampling(max_tokens=max_tokens)),
         policy_versions={"g": version},
         team_key="team",
+        **more,
     )
 
 
@@ -64,9 +65,11 @@ async def start(
     max_tokens: int = 64,
     index: int = 0,
     script: Script | None = None,
+    **of_team: Any,
 ) -> Trace:
     """Runs an episode of a team whose policy version is 3. Args: script: what is played again."""
-    team = team_in_one_group(workflow, tokenizer, max_model_len=max_model_len, max_tokens=max_tokens, version=3)
+    about = {"max_model_len": max_model_len, "max_tokens": max_tokens, "version": 3, **of_team}
+    team = team_in_one_group(workflow, tokenizer, **about)
     spec = EpisodeSpec(
         run_id="r",
         iteration=1,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -61,9 +61,11 @@ def chat_prompt(request: ChatRequest, team: ServedTeam, model_group: str, agent:
             param="tools",
         )
     messages = [message.for_template() for message in request.messages]
+    own: Mapping[str, Any] = {}
     if agent is not None:
         messages = team.acting.workflow.agents[agent].introduced(messages)
-    settings = request.prompt_settings(tokenizer)
+        own = team.acting.chat_template_kwargs.get(agent, {})
+    settings = request.prompt_settings(tokenizer, own)
     with refusals_of_template():
         return tokenizer.mark_chat(messages, tools=request.shown_tools, settings=settings)
 

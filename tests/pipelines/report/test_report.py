@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipelines.report.charts import choices, learning, other_metrics, overhead_share, training, training_of_agents
+from pipelines.report.charts import (
+    choices,
+    learning,
+    other_metrics,
+    overhead_share,
+    parts_of_rewards,
+    training,
+    training_of_agents,
+)
 from pipelines.report.page import ReportData, render
 from pipelines.report.progress import iteration_table
 from pipelines.report.record import iteration_metrics
@@ -292,6 +300,25 @@ def test_what_an_agent_chooses_has_charts_with_a_line_per_option_and_a_line_in_t
     page = read(render(ReportData(run_id="r", headline={}, iterations=rows)))
     assert "Choices" in page.text and "router: share of its choices" in page.text
     assert "router chooses: stop 75%, ask 25%" in terminal(rows[0])
+
+
+def test_parts_of_rewards_and_reasons_to_stop_have_a_chart_with_a_line_each() -> None:
+    rows = [
+        {
+            "iteration": k,
+            "agents": {"solver": {"reward": 0.6, "part/correct": 0.5, "part/format": 0.1}},
+            "metrics": {"stop/passed": 0.75, "stop/last_round": 0.25, "solved": 0.75},
+        }
+        for k in (1, 2)
+    ]
+    (parts,) = parts_of_rewards(rows)
+    assert parts.title == "solver: parts of its reward"
+    assert [(line["name"], line["y"]) for line in parts.data] == [("correct", [0.5, 0.5]), ("format", [0.1, 0.1])]
+    ends = learning(rows)[-1]
+    assert [(line["name"], line["y"]) for line in ends.data] == [("passed", [0.75, 0.75]), ("last_round", [0.25, 0.25])]
+    assert [chart.title for chart in other_metrics(rows)] == ["solved"]
+    page = read(render(ReportData(run_id="r", headline={}, iterations=rows)))
+    assert "Parts of rewards" in page.text and "Why episodes end" in page.text
 
 
 def test_mlflow_gets_every_metric_by_group_and_agent_and_every_warning() -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.run.scoring import per_agent
+from pipelines.run.scoring import MAX_STOP_REASONS, per_agent, solved_share, stop_reasons
+from stores.types import EpisodeRewards, EpisodeStatus, Trace, TurnReward
 from tests.records import MakeTrace
 
 pytestmark = pytest.mark.fast
@@ -45,3 +46,44 @@ def test_choices_are_counted_over_all_and_their_probabilities_where_an_option_wa
     assert (figures["chosen/ask"], figures["chosen/stop"]) == (0.25, 0.75)
     assert figures["probability/ask"] == pytest.approx(0.5)
     assert figures["probability/stop"] == pytest.approx(0.75)
+
+
+def paid(trace: Trace, outcome: float, *parts: dict[str, float]) -> EpisodeRewards:
+    """The rewards of the first turns of an episode, each by its parts."""
+    rewards = [
+        TurnReward(turn_index=turn.turn_index, agent=turn.agent, model_group="g", reward=sum(of.values()), breakdown=of)
+        for turn, of in zip(trace.turns, parts, strict=False)
+    ]
+    about = {"episode_id": trace.episode_id, "run_id": "r", "iteration": 1, "purpose": trace.purpose}
+    return EpisodeRewards(**about, credit_version="v", outcome=outcome, rewards=tuple(rewards))
+
+
+def test_the_parts_of_an_agents_rewards_add_up_to_their_mean(make_trace: MakeTrace) -> None:
+    traces = [make_trace(0), make_trace(1)]
+    solver = traces[0].turns[0].agent
+    rewards = [
+        paid(traces[0], 1.0, {"correct": 1.0, "format": 0.1}),
+        paid(traces[1], 0.5, {"correct": 0.0, "format": 0.1, "failed": -0.4}),
+    ]
+    figures = per_agent(traces, rewards)
+    parts = {name: value for name, value in figures[solver].items() if name.startswith("part/")}
+    assert parts == pytest.approx({"part/correct": 0.5, "part/format": 0.1, "part/failed": -0.2})
+    assert figures[solver]["reward"] == pytest.approx(sum(parts.values()))
+    assert figures[solver]["turns"] == sum(t.agent == solver for trace in traces for t in trace.turns) / 2
+    assert not [name for name in figures["verifier"] if name.startswith("part/")], "nobody paid it"
+
+
+def test_an_episode_is_solved_by_an_outcome_of_one_whatever_the_mean_of_outcomes_is(make_trace: MakeTrace) -> None:
+    rewards = [paid(make_trace(i), outcome) for i, outcome in enumerate((1.0, 0.9, 0.9, 0.2))]
+    assert solved_share(rewards) == 0.25
+    assert solved_share([]) is None
+
+
+def test_reasons_to_stop_are_shares_of_all_episodes_and_rare_ones_are_one(make_trace: MakeTrace) -> None:
+    names = ["passed"] * 20 + ["last_round"] * 8 + [""] + [f"odd {i}" for i in range(MAX_STOP_REASONS)]
+    traces = [replace(make_trace(i), stop_reason=name, status=EpisodeStatus.OK) for i, name in enumerate(names)]
+    shares = stop_reasons(traces)
+    assert shares["passed"] == pytest.approx(20 / len(names)) and shares["last_round"] == pytest.approx(8 / len(names))
+    assert len(shares) == MAX_STOP_REASONS + 1 and sum(shares.values()) == pytest.approx(1)
+    assert shares["other"] == pytest.approx(3 / len(names)), "of eleven that ended once, eight are named"
+    assert stop_reasons(traces[:29])["ok"] == pytest.approx(1 / 29), "an episode without a reason counts by its status"

@@ -21,7 +21,7 @@ import pytest
 from pipelines.cluster.faults import ClusterLost, diagnose
 from pipelines.cluster.owner_links import stage_owner
 from pipelines.config.run_config import RunConfig
-from pipelines.config.sections import LoopConfig, WatchdogConfig
+from pipelines.config.sections import LoopConfig
 from pipelines.run import watchdog
 from pipelines.run.watchdog import StageHung, Watchdog
 from stores.journal.journal import Journal, StageKey
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.test
 KEY = StageKey("run", 3, "collect")
 
 
-def fake_run(folder: Path, **settings: float) -> Any:
+def fake_run(folder: Path) -> Any:
     """What the watchdog needs of a run, with a real journal."""
-    config = SimpleNamespace(watchdog=WatchdogConfig(**settings), loop=LoopConfig())
+    config = SimpleNamespace(loop=LoopConfig())
     journal = Journal(f"sqlite:///{folder}/journal.db")
     return SimpleNamespace(config=config, folder=str(folder), journal=journal, engines_wait_s=60.0)
 
@@ -120,7 +120,7 @@ def test_an_inner_deadline_leaves_the_stacks_too_and_what_hangs_is_ended(tmp_pat
 
 def test_what_is_waited_for_is_told_now_and_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pipelines.run.watchdog")
-    dog = Watchdog(fake_run(tmp_path, log_interval_s=0.1), KEY, timeout_s=9)
+    dog = Watchdog(fake_run(tmp_path), KEY, timeout_s=9, log_interval_s=0.1)
     progress = dog.reporting(None)
     told = re.compile(r"collect, iteration 3 of run run: \d s, 3/8 done, 90 tokens/s, waits for collectors > 2 groups")
 
@@ -172,7 +172,7 @@ def stuck_in_c(lease):
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
     return sqlite3.connect(":memory:").execute(endless).fetchone()
 
-Watchdog(fake_run(Path({folder!r}), grace_s=0.3), KEY, timeout_s=0.3).once(stuck_in_c)
+Watchdog(fake_run(Path({folder!r})), KEY, timeout_s=0.3, grace_s=0.3).once(stuck_in_c)
 """
 
 
@@ -193,7 +193,7 @@ def test_a_stage_that_ends_late_but_by_itself_keeps_its_process(
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr(watchdog, "end_process", ended.append)
-    run = fake_run(tmp_path, grace_s=0.1)
+    run = fake_run(tmp_path)
     told, is_over = threading.Event(), threading.Event()
     fail = run.journal.fail
 
@@ -212,7 +212,7 @@ def test_a_stage_that_ends_late_but_by_itself_keeps_its_process(
         return {}
 
     with pytest.raises(StageHung):
-        Watchdog(run, KEY, timeout_s=0.3).once(react_late)
+        Watchdog(run, KEY, timeout_s=0.3, grace_s=0.1).once(react_late)
     is_over.set()
     for thread in threading.enumerate():
         if thread.name.startswith("watchdog"):
@@ -226,9 +226,9 @@ def test_a_stage_that_is_importing_ray_is_watched_on(
     """As long as an import runs, the module is there without its functions: the watchdog's thread died of that."""
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     monkeypatch.setattr(watchdog, "head_timeout_s", lambda: 0.1)
-    run = fake_run(tmp_path, log_interval_s=0.1)
+    run = fake_run(tmp_path)
     with caplog.at_level("INFO", "pipelines.run.watchdog"), pytest.raises(StageHung, match=r"not done after 0\.8 s"):
-        Watchdog(run, KEY, timeout_s=0.8).watch(lambda: hang_here(None))
+        Watchdog(run, KEY, timeout_s=0.8, log_interval_s=0.1).watch(lambda: hang_here(None))
     assert "waits for the end of time" in caplog.text
 
 
@@ -242,7 +242,7 @@ def test_an_interrupt_by_the_user_stays_one(tmp_path: Path) -> None:
 
 
 def test_waiting_to_be_alone_does_not_count_and_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = fake_run(tmp_path, log_interval_s=0.1)
+    run = fake_run(tmp_path)
     entered, released = threading.Event(), threading.Event()
 
     def somebody_else() -> None:
@@ -255,7 +255,9 @@ def test_waiting_to_be_alone_does_not_count_and_is_told(tmp_path: Path, caplog: 
     threading.Timer(1.5, released.set).start()
     began = time.monotonic()
     with caplog.at_level("INFO", "pipelines.run.watchdog"):
-        ref = Watchdog(run, KEY, timeout_s=1.0).once(lambda lease: {"ok": 1}, alone=run.journal.hold("run", "engines"))
+        ref = Watchdog(run, KEY, timeout_s=1.0, log_interval_s=0.1).once(
+            lambda lease: {"ok": 1}, alone=run.journal.hold("run", "engines")
+        )
     assert (ref, time.monotonic() - began > 1.2) == ({"ok": 1}, True)
     assert "an evaluation" in caplog.text
 
@@ -297,6 +299,6 @@ def test_a_head_that_stays_away_ends_the_stage_as_lost(tmp_path: Path, monkeypat
     monkeypatch.setattr(watchdog, "_cluster_answers", lambda: False)
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "6")
     with pytest.raises(ClusterLost, match="the head of the Ray cluster is gone; waits for the end of time") as caught:
-        Watchdog(fake_run(tmp_path, log_interval_s=0.1), KEY, timeout_s=9).once(hang_here)
+        Watchdog(fake_run(tmp_path), KEY, timeout_s=9, log_interval_s=0.1).once(hang_here)
     assert diagnose(caught.value).exit_code == 75
     assert not (tmp_path / "stacks").exists()

@@ -1,10 +1,11 @@
-"""answers_five: a run whose team answers 5 to every task; stores and keys are real, engines and registry are not."""
+"""answers_five: a run whose team answers 5 to every task, twice; stores and keys are real, engines and registry are not."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,9 +51,15 @@ def fake_sampler(make_trace: MakeTrace, played: Played) -> Callable[..., Sampled
     """`sample_episodes` without engines: what is stored under its key is kept."""
 
     def sample(tasks: Sequence[Task], of: Pass, **more: Any) -> Sampled:
-        for task in tasks:
-            spec = EpisodeSpec(**of.where, task=task, episode_index=0, run_seed=of.seed)
-            trace = replace(make_trace(**of.where), episode_id=spec.episode_id, task=task, answer="5")
+        for task, index in product(tasks, range(more["episodes_per_task"])):
+            spec = EpisodeSpec(**of.where, task=task, episode_index=index, run_seed=of.seed)
+            about = {
+                "episode_id": spec.episode_id,
+                "episode_index": index,
+                "task": task,
+                "answer": "5" if index < 2 else "no",
+            }
+            trace = replace(make_trace(**of.where), **about)
             played[task.task_id] = played.get(task.task_id, 0) + of.store.write_episodes([trace])
         return sampled_as(of.store.pin_episodes(**of.where))
 

@@ -67,13 +67,50 @@ def test_a_file_of_tasks_is_scored_by_its_own_answers_whatever_was_played_under_
 ) -> None:
     run, played = by_hand
     tasks = write_tasks(tmp_path / "a.jsonl", "5", "6")
-    assert evaluate_team(run, "champion", tasks)["accuracy"] == 0.5
-    assert evaluate_team(run, "champion", tasks)["accuracy"] == 0.5
+    assert evaluate_team(run, "champion", [tasks])["accuracy"] == 0.5
+    assert evaluate_team(run, "champion", [tasks])["accuracy"] == 0.5
     assert played == {"t0": 1, "t1": 1}, "the same file again is what it was"
-    corrected = evaluate_team(run, "champion", write_tasks(tasks, "5", "5"))
-    other = evaluate_team(run, "champion", write_tasks(tmp_path / "b.jsonl", "6", "6"))
+    corrected = evaluate_team(run, "champion", [write_tasks(tasks, "5", "5")])
+    other = evaluate_team(run, "champion", [write_tasks(tmp_path / "b.jsonl", "6", "6")])
     assert [(r["accuracy"], r["num_tasks"]) for r in (corrected, other)] == [(1.0, 2), (0.0, 2)]
     assert played == {"t0": 3, "t1": 3}
+
+
+def test_several_files_are_told_apart_at_each_k_up_to_the_one_that_was_asked_for(
+    by_hand: tuple[Run, Played], tmp_path: Path
+) -> None:
+    run, played = by_hand
+    files = [write_tasks(tmp_path / "math.jsonl", "5", "6"), write_tasks(tmp_path / "aime.jsonl", "5")]
+    found = evaluate_team(run, "champion", files, k=4, temperature=0.6)
+    assert found["accuracy"] == pytest.approx(2 / 3 / 2) and (found["k"], found["temperature"]) == (4, 0.6)
+    # two of four episodes solve it: 1 - C(2, k) / C(4, k)
+    solved = {1: 1 / 2, 2: 5 / 6, 3: 1.0, 4: 1.0}
+    assert found["sources"]["aime"] | {"ci95": None} == {
+        "accuracy": 0.5,
+        "ci95": None,
+        "num_tasks": 1,
+        "pass_at_k": pytest.approx(solved),
+    }
+    assert found["sources"]["math"]["pass_at_k"] == pytest.approx({k: share / 2 for k, share in solved.items()})
+    assert found["pass_at_k"] == pytest.approx({k: share * 2 / 3 for k, share in solved.items()})
+    assert played == {"math/t0": 4, "math/t1": 4, "aime/t0": 4}
+
+    fewer = evaluate_team(run, "champion", files, k=2, temperature=0.6)
+    assert (fewer["accuracy"], fewer["k"], set(fewer["pass_at_k"])) == (pytest.approx(2 / 3), 2, {1, 2})
+    assert set(played.values()) == {4}, "the first two of them are stored"
+    evaluate_team(run, "champion", files, k=2, temperature=1.0)
+    assert set(played.values()) == {6}, "another temperature is another occasion"
+
+
+def test_requests_whose_figures_would_say_nothing_are_refused(by_hand: tuple[Run, Played], tmp_path: Path) -> None:
+    run, played = by_hand
+    (tmp_path / "other").mkdir()
+    files = [write_tasks(tmp_path / "a.jsonl", "5"), write_tasks(tmp_path / "other" / "a.jsonl", "6")]
+    with pytest.raises(ValueError, match=r"a\.jsonl and --tasks .*other/a\.jsonl both hold tasks of the data set 'a'"):
+        evaluate_team(run, "champion", files)
+    with pytest.raises(ValueError, match="--k 4: at temperature 0 all 4 episodes of a task are alike"):
+        evaluate_team(run, "champion", files[:1], k=4, temperature=0.0)
+    assert not played
 
 
 def test_an_episode_that_another_version_had_a_part_in_is_no_result(

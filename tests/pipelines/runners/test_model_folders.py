@@ -18,6 +18,7 @@ from serve_apps.chat import template_process
 from serve_apps.config import CPU_HEAD_SIZES
 from stores.weights.model_folder import why_windowed
 from tests.model_folders import CONFIG, SHAPES, change_json, tensors_of, write_model, write_tensors
+from tests.small_tokenizers import SWITCH
 
 pytestmark = pytest.mark.fast
 
@@ -319,6 +320,24 @@ def test_a_parser_must_be_vllms_and_fit_the_model(tiny_model: Path) -> None:
     ):
         check(load_config(DEMO, {**group, "serve.tool_parser": "hermez"}))
     check(load_config(DEMO, {**group, "serve.tool_parser": "pythonic", "serve.reasoning_parser": "none"}))
+
+
+@pytest.mark.test
+def test_a_variable_of_a_chat_template_must_be_one_that_it_reads(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + SWITCH)
+    of_group = {"model_groups.solver_verifier.chat_template_kwargs": {"enable_thinking": False}}
+    config = config_of(folder, **of_group, agents={"verifier": {"chat_template_kwargs": {"enable_thinking": True}}})
+    check(config)
+    assert config.template_kwargs(config.group_of) == {
+        "solver": {"enable_thinking": False},
+        "verifier": {"enable_thinking": True},
+    }
+    assert "chat_template_kwargs" not in config.agent_changes("verifier")
+    wrong = config_of(folder, agents={"refiner": {"chat_template_kwargs": {"thinking": False}}})
+    with pytest.raises(ValueError, match=r"chat_template_kwargs of agent 'refiner': .* reads no variable thinking: "):
+        check(wrong)
 
 
 def test_a_folder_is_read_without_torch_and_transformers(tmp_path: Path) -> None:

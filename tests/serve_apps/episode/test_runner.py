@@ -24,6 +24,7 @@ from serve_apps.episode.team import AgentCall
 from serve_apps.policy.client import PolicyCallError
 from stores.traces.rows import episode_table, traces_of
 from stores.types import Cause, EpisodeStatus, FinishReason, Task, Trace
+from tests.small_tokenizers import NO_THOUGHT, QWEN, SWITCH, build
 
 pytestmark = pytest.mark.fast
 
@@ -121,6 +122,22 @@ def test_a_turn_is_token_exact(tiny_model: Path) -> None:
     assert turn.completion_token_ids[-1] == tokenizer.eos_id
     assert turn.completion_text == "<ANSWER>12</ANSWER>"
     assert len(turn.rollout_logprobs) == len(turn.completion_token_ids)
+
+
+def test_the_variables_of_an_agents_template_are_in_its_prompts_and_in_no_others(tmp_path: Path) -> None:
+    folder = build("qwen", tmp_path / "qwen")
+    (folder / "chat_template.jinja").write_text(QWEN + SWITCH)
+    tokenizer = ChatTokenizer(folder)
+    says = saying(lambda call: "<ANSWER>12</ANSWER>", tokenizer)
+    kwargs = {"writer": {"enable_thinking": False}}
+    writer, reader = one_group.play(PAIR, says, tokenizer=tokenizer, chat_template_kwargs=kwargs).turns
+    asked = [{"role": "user", "content": "Compute 3 * 4"}]
+    reference = tokenizer.hugging_face.apply_chat_template(
+        asked, add_generation_prompt=True, tokenize=False, enable_thinking=False
+    )
+    assert reference.endswith(NO_THOUGHT)
+    assert list(writer.prompt_token_ids) == tokenizer.encode(reference)
+    assert not tokenizer.decode(reader.prompt_token_ids).endswith(NO_THOUGHT)
 
 
 def test_the_same_episode_has_the_same_key_and_seeds_and_another_index_has_others() -> None:

@@ -13,7 +13,7 @@ from gateway_scene import HELLO, Scene, deployed_team
 from serve_apps.authoring.parsers import Parsers
 from serve_apps.episode.team import TeamSpec
 from serve_apps.gateway.traffic.teams import TeamRoute
-from tests.small_tokenizers import QWEN, build
+from tests.small_tokenizers import NO_THOUGHT, QWEN, SWITCH, build
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
@@ -29,13 +29,17 @@ def thinking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = build("qwen", tmp_path_factory.mktemp("thinking") / "qwen")
     shown = "{%- for m in messages if m.reasoning_content %}{{- '<think>' + m.reasoning_content + '</think>' }}{%- endfor %}"
     empty = QWEN.replace("message.content + '<|im_end|>'", "(message.content or '') + '<|im_end|>'")
-    (folder / "chat_template.jinja").write_text(shown + empty)
+    (folder / "chat_template.jinja").write_text(shown + empty + SWITCH)
     return folder
 
 
-def serve(scene: Scene, **parsers: str) -> None:
+def serve(scene: Scene, *, chat_template_kwargs: dict[str, Any] | None = None, **parsers: str) -> None:
     deployed = deployed_team(scene.model, 3, "blue", max_model_len=1024)
-    spec = replace(TeamSpec.from_dict(deployed.team_spec), parsers={"shared": Parsers(**parsers)})
+    changes: dict[str, Any] = {
+        "parsers": {"shared": Parsers(**parsers)},
+        "chat_template_kwargs": chat_template_kwargs or {},
+    }
+    spec = replace(TeamSpec.from_dict(deployed.team_spec), **changes)
     scene.serve(TeamRoute(champion=deployed.model_copy(update={"team_spec": spec.to_dict()})))
 
 
@@ -151,3 +155,30 @@ async def test_tokens_of_thoughts_are_counted(scene: Scene) -> None:
     details = answer.usage and answer.usage.completion_tokens_details
     thoughts = scene.streams.tokenizer.encode(SAID.partition("</think>")[0])
     assert details and details.reasoning_tokens == len(thoughts) + 1
+
+
+@pytest.mark.parametrize(
+    ("model", "kwargs", "thinks"),
+    [
+        ("demo/solver", {}, False),
+        ("demo/solver", {"enable_thinking": True}, True),
+        ("demo/verifier", {}, True),
+        ("demo/verifier", {"enable_thinking": False}, False),
+    ],
+)
+async def test_an_agents_own_variables_of_the_template_hold_where_a_caller_names_none(
+    scene: Scene, model: str, kwargs: dict[str, Any], thinks: bool
+) -> None:
+    serve(scene, chat_template_kwargs={"solver": {"enable_thinking": False}})
+    async with scene.openai() as client:
+        body: Any = {"chat_template_kwargs": kwargs} if kwargs else {}
+        await client.chat.completions.create(model=model, messages=HELLO, max_tokens=100, extra_body=body)
+    prompt = scene.streams.tokenizer.decode(scene.streams.requests[-1].prompt_token_ids)
+    assert prompt.endswith(NO_THOUGHT) is not thinks
+
+
+async def test_a_variable_that_the_template_does_not_read_is_refused(scene: Scene) -> None:
+    with pytest.raises(
+        ValueError, match=r"chat_template_kwargs of agent 'solver': .* reads no variable enable_thinkin: "
+    ):
+        serve(scene, chat_template_kwargs={"solver": {"enable_thinkin": False}})
