@@ -1,6 +1,6 @@
 """collector: warm actors that play many episodes at once, and one that stores them; `operators` calls them.
 
-    rows of groups ──play──> Collector.run ──blocks of finished episodes──> store_block ──> Writer ──> trace store
+    rows of groups ──play──> Collector.run ──blocks of finished episodes──> StoreBlocks ──> Writer ──> trace store
                                  ^                                              │
                                  └───────── stored: there is room for others ───┴──> counts, to the caller
 
@@ -25,6 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipelines.cluster.observe import Observer, log_failed, tell
 from pipelines.config.sections import CollectConfig
@@ -127,7 +128,16 @@ def collectors(count: int) -> list[Any]:
 
 def writer() -> Any:
     """The warm writer; it may write a block twice, since the store takes each episode once."""
-    return _warm_actors(Writer, 1, max_task_retries=-1)[0]
+    return _warm_actors(Writer, 1, max_task_retries=-1, **beside_the_driver())[0]
+
+
+def beside_the_driver() -> dict[str, Any]:
+    """Options of what carries episodes: on the caller's node, so that another one takes none but collectors with it when it dies.
+
+    It waits more than it works, and a head often has no CPUs to give.
+    """
+    node = ray.get_runtime_context().get_node_id()
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
 def end_collectors() -> None:
@@ -205,8 +215,7 @@ class Collector:
         """Yields a block of finished episodes at a time: one row, since Ray Data would pass on each of several by itself.
 
         What is stored already is not played. It ends when the last block is stored (see `stored`). A block has the columns
-        {place, name, episodes: list of rows of the `episodes` table, num, statuses, causes, groups, calls, num_tokens,
-        started_at, ended_at}. Args: place: the collector's, counted from 0. capacity: by application, the model calls that may
+        {place, name, episodes: list of rows of the `episodes` table, num, groups, calls, num_tokens}. Args: place: the collector's, counted from 0. capacity: by application, the model calls that may
         be under way at once, for all collectors together.
         """
         await self.forget(pass_id)  # where a task of Ray Data that asks for it was lost and begins again
@@ -312,10 +321,6 @@ def _carried(traces: Sequence[Trace]) -> dict[str, Any]:
     return {
         "episodes": pa.ListArray.from_arrays([0, len(traces)], rows),
         "num": [len(traces)],
-        "statuses": [json.dumps(Counter(t.status.value for t in traces))],
-        "causes": [json.dumps(Counter(str(t.cause) or "sound" for t in traces))],
         "groups": [json.dumps(Counter(t.group_id for t in traces))],
         "num_tokens": [sum(len(u.completion_token_ids) for t in traces for u in t.turns)],
-        "started_at": [min((t.started_at for t in traces), default=0.0)],
-        "ended_at": [max((t.started_at + t.duration_s for t in traces), default=0.0)],
     }

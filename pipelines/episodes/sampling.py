@@ -2,9 +2,9 @@
 
     groups ── play ──> Collector (warm actor, one event loop, many episodes at once) ──> policy apps
                            │ finished episodes, in blocks
-                           └── store_block ──> trace store (exactly once) ──> counts back to the caller
+                           └── StoreBlocks ──> trace store (exactly once) ──> counts back to the caller
 
-`play` and `store_block` are operators of one Ray Data pipeline; the design page says what each bounds.
+`play` and `StoreBlocks` are operators of one Ray Data pipeline; the design page says what each bounds.
 
 A pass that was interrupted goes on: what is stored is kept. What the policy caused to fail is an outcome and never played
 again; where too many other episodes failed, a repetition plays these again.
@@ -29,9 +29,9 @@ from ray.exceptions import NodeDiedError, ObjectLostError, WorkerCrashedError
 
 from pipelines.cluster.faults import InfrastructureLost
 from pipelines.config.sections import CollectConfig
-from pipelines.episodes.collector import EarlyStop, collectors, writer
+from pipelines.episodes.collector import EarlyStop, beside_the_driver, collectors, writer
 from pipelines.episodes.groups import Groups, Pace, StoppedBy, repeats_in_words
-from pipelines.episodes.operators import play, store_block
+from pipelines.episodes.operators import StoreBlocks, play
 from pipelines.run.run import Run
 from pipelines.run.scoring import Ending, failures_alike, without_ids
 from pipelines.run.serving import app_names, capacities
@@ -219,7 +219,7 @@ def play_specs(
         except (WorkerCrashedError, NodeDiedError, ObjectLostError) as error:
             logger.warning("a task that carries episodes was lost: %s", error)
             lost = error
-        stored = store.stored_episodes(**where, with_tokens=counts_tokens)
+        stored = store.stored_episodes(**where, with_tokens=counts_tokens or lost is not None)
         groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
         done, num_before = set(stored["episode_id"].to_pylist()), len(todo)
         todo = [spec for spec in todo if spec.episode_id not in done]
@@ -234,14 +234,16 @@ def play_specs(
     _check_failures(stored, complete, store=store, config=config)
     _check_contexts(stored, complete, config=config)
     excluded = set(stored["group_id"].to_pylist()) - complete - set(kept_groups)
+    ids = {spec.episode_id for spec in specs} - stored_ids
+    new = stored.filter(pc.is_in(stored["episode_id"], pa.array(sorted(ids), pa.string())))
     return Sampled(
         traces=store.pin_episodes(**where, excluded_groups=sorted(excluded)),
-        num_new=tally.num_new,
+        num_new=len(new),
         num_kept=len(stored_ids),
-        statuses=dict(tally.statuses),
-        causes=dict(tally.causes),
-        num_tokens=tally.num_tokens,
-        sampling_seconds=max(0.0, tally.last - tally.first) if tally.num_new else 0.0,
+        statuses=dict(Counter(new["status"].to_pylist())),
+        causes=dict(Counter(cause or "sound" for cause in new["cause"].to_pylist())),
+        num_tokens=tally.num_tokens if lost is None else pc.sum(new["num_tokens"]).as_py() or 0,
+        sampling_seconds=_span(new),
         seconds=time.perf_counter() - began,
         groups=sorted(complete),
         stopped_by=stopped_by,
@@ -261,9 +263,9 @@ def _play(
     progress: Progress | None,
 ) -> None:
     """Plays episodes, counts them in `tally`, and tells how far it is."""
-    num_kept = num_planned - len(todo)
+    num_kept = num_planned - len(todo) - tally.num_new
     if progress:
-        progress(num_kept, num_planned, "")  # clears what the pass before reported
+        progress(num_kept + tally.num_new, num_planned, "")  # clears what the pass before reported
     sampling_pass.store.begin(run_id=sampling_pass.run_id, iteration=sampling_pass.iteration)
     for row in _run(todo, groups, sampling_pass, replaced=replaced):
         tally.add(row)
@@ -278,19 +280,21 @@ class _Tally:
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
-        self.statuses, self.causes = Counter[str](), Counter[str]()
         self.num_new = self.num_tokens = 0
-        self.first, self.last = float("inf"), 0.0
 
     def add(self, row: Mapping[str, Any]) -> None:
         num, num_tokens = int(row["num"]), int(row["num_tokens"])
         self.num_new += num
         self.num_tokens += num_tokens
         self.pace.add(CallCounts(**json.loads(row["calls"])), num_episodes=num, num_tokens=num_tokens)
-        if num:
-            self.first, self.last = min(self.first, row["started_at"]), max(self.last, row["ended_at"])
-        self.statuses.update(json.loads(row["statuses"]))
-        self.causes.update(json.loads(row["causes"]))
+
+
+def _span(episodes: pa.Table) -> float:
+    """Seconds from the begin of the first of these stored episodes to the end of the last; 0 of none."""
+    if not len(episodes):
+        return 0.0
+    ends = pc.add(episodes["started_at"], episodes["duration_s"])
+    return float(pc.max(ends).as_py() - pc.min(episodes["started_at"]).as_py())
 
 
 def _to_repeat(stored: pa.Table, groups: Groups, *, store: TraceStore, limit: float) -> list[str]:
@@ -352,8 +356,8 @@ def _check_contexts(stored: pa.Table, complete: set[str], *, config: CollectConf
 def _run(
     specs: Sequence[EpisodeSpec], groups: Groups, sampling_pass: Pass, *, replaced: Sequence[Cause]
 ) -> Iterator[dict[str, Any]]:
-    """Figures {num, statuses, causes, groups, calls, num_tokens, started_at, ended_at}: of each block of episodes, as it is
-    stored, and in between some of no episode, with what became of model calls.
+    """Figures {num, groups, calls, num_tokens}: of each block of episodes, as it is stored, and in between some of no episode, with what
+    became of model calls.
 
     Counts them in `groups`, and has the collectors stop as soon as these say so. Args: replaced: causes of stored failures that the
     episodes replace.
@@ -379,13 +383,22 @@ def _run(
     }
     workers = collectors(config.num_workers)
     into = {"writer": writer(), "pass_id": pass_id, "target": pickle.dumps((sampling_pass.store, replaced))}
-    # What may differ in nothing but its resources, Ray Data makes one operator of.
     blocks = (
         ray.data.from_arrow(_deal(specs, len(workers)))
         .map_batches(
-            play, fn_kwargs={"workers": workers, "work": pickle.dumps(work)}, num_cpus=0.01, max_retries=0, **WHOLE
+            play,
+            fn_kwargs={"workers": workers, "work": pickle.dumps(work)},
+            max_retries=0,
+            **beside_the_driver(),
+            **WHOLE,
         )
-        .map_batches(store_block, fn_kwargs={"workers": workers, **into}, num_cpus=0.02, concurrency=1, **WHOLE)
+        .map_batches(
+            StoreBlocks,
+            fn_constructor_kwargs={"workers": workers, **into},
+            compute=ray.data.ActorPoolStrategy(size=1),
+            **beside_the_driver(),
+            **WHOLE,
+        )
     )
     began = sent_at = time.monotonic()
     sent: StoppedBy | None = None
