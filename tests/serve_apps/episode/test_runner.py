@@ -357,6 +357,34 @@ class SideBySide(Workflow):
         return Outcome(answer="")
 
 
+class Notebook(Workflow):
+    """Hands a tool the list that it goes on writing into, and the tool answers with a list of its own, of which the same is true."""
+
+    writer = Agent(prompt="Say {text}")
+
+    def __init__(self) -> None:
+        pages: list[list[str]] = []
+
+        async def kept(notes: list[str]) -> list[list[str]]:
+            pages.append(notes)
+            return pages
+
+        self.tools = {"kept": Tool(kept)}
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        notes: list[str] = []
+        for text in ("a", "b"):
+            notes.append((await agents.writer(text=text))["text"])
+            await tools.kept(notes=notes)
+        return Outcome(answer="")
+
+
+def test_a_tool_call_is_recorded_as_it_was_made_whatever_becomes_of_its_lists() -> None:
+    calls = play(Notebook(), lambda call: call.inputs["text"]).tool_calls
+    assert [call.request["notes"] for call in calls] == [["a"], ["a", "b"]]
+    assert [call.response for call in calls] == [[["a"]], [["a"], ["a", "b"]]]
+
+
 def test_seeds_do_not_depend_on_who_came_first() -> None:
     seeds = [
         {t.agent: t.seed for t in play(SideBySide(*names), lambda call: "12").turns}
