@@ -230,6 +230,8 @@ class Recorder:
             sampling=sampling,
             seed=_turn_seed(self.spec.seed, name, place),
         )
+        # Now: what a call beside it answers meanwhile was not read.
+        parents = tuple(sorted({*prompt.parents, *self.events.parents_of(prompt.inputs, index)}))
         start = time.perf_counter()
         call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request, options=options)
         try:
@@ -251,7 +253,7 @@ class Recorder:
             model_group=group,
             policy_version=completion.policy_version,
             round_index=place,
-            parents=tuple(sorted({*prompt.parents, *self.events.parents_of(prompt.inputs, index)})),
+            parents=parents,
             prompt_text=prompt.text,
             completion_text=text,
             prompt_token_ids=prompt.token_ids,

@@ -23,7 +23,7 @@ from serve_apps.episode.scripted import play_saying
 from serve_apps.episode.team import AgentCall
 from serve_apps.policy.client import PolicyCallError
 from stores.traces.rows import episode_table, traces_of
-from stores.types import Cause, EpisodeStatus, FinishReason, Task, Trace
+from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Task, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -391,6 +391,23 @@ def test_seeds_do_not_depend_on_who_came_first() -> None:
         for names in (("one", "other"), ("other", "one"))
     ]
     assert seeds[0] == seeds[1] and len({*seeds[0].values()}) == 2
+
+
+def test_what_another_call_answers_meanwhile_was_not_read() -> None:
+    other_is_asked, one_has_answered = asyncio.Event(), asyncio.Event()
+    says = saying(lambda call: "the sum of 3 and 4")
+
+    async def complete(call: AgentCall) -> Completion:
+        if call.agent == "other":
+            other_is_asked.set()
+            await one_has_answered.wait()
+        else:
+            await other_is_asked.wait()
+            asyncio.get_running_loop().call_soon(one_has_answered.set)
+        return await says(call)
+
+    task = Task(task_id="t", prompt="What is the sum of 3 and 4?", answers=("7",))
+    assert [turn.parents for turn in one_group.play(SideBySide("one", "other"), complete, task=task).turns] == [(), ()]
 
 
 class ReadsSeveral(Workflow):
