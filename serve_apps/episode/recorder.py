@@ -93,6 +93,7 @@ class Recorder:
         return self.tool_recorder.use(name, known, inputs, self.spans)
 
     async def _ask(self, name: str, agent: Agent, inputs: Mapping[str, str]) -> Reply:
+        self.events.called()
         with self.spans.agent(name):
             return await self._reply(name, agent, inputs)
 

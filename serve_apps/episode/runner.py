@@ -1,6 +1,6 @@
 """runner: a workflow, a task, a policy client -> the trace of one episode.
 
-    run_episode ── attempt 1..n ── Recorder ──> workflow.run(task, agents, tools)
+    run_episode ── attempt 1..n ── Recorder ──> workflow.run(recorder.spec.task, agents, tools)
                                       │              │ await agents.solver(question=...)
                                       │ <────────────┘
                                       └──> Trace
@@ -78,6 +78,8 @@ async def _play(recorder: Recorder, attempt: int) -> Trace:
             raise
         status, stop_reason, error = _end(recorder, first_error(raised))
         cause = _cause(recorder, raised)
+    finally:
+        recorder.events.end()
     return recorder.trace(status, stop_reason, error, outcome, started_at, attempt, cause=cause)
 
 

@@ -156,6 +156,7 @@ class ToolRecorder:
 
         Raises ToolError, or what it is a kind of, for a call that failed, and AuthorError as it is.
         """
+        self._events.called()
         with spans.tool(call.name) as span:
             return await self._made(call, span)
 
@@ -247,6 +248,21 @@ class EpisodeEvents:
         """Spans of time, by the clock, that no policy can prolong (serve_apps/episode/causes.py)."""
         self.unanswered: dict[int, float] = {}
         """Model calls under way, with their start by the clock."""
+        self._callers: set[asyncio.Task[Any] | None] = set()
+        self._is_over = False
+
+    def called(self) -> None:
+        """Notes the task that makes a call. Raises CancelledError where the attempt is over: it is left over from it."""
+        if self._is_over:
+            raise asyncio.CancelledError("the attempt at the episode is over")
+        self._callers.add(asyncio.current_task())
+
+    def end(self) -> None:
+        """Cancels tasks that the workflow left behind, a branch beside one that failed for example: they would go on and ask for nobody."""
+        self._is_over = True
+        for task in self._callers - {asyncio.current_task()}:
+            if task is not None:
+                task.cancel()
 
     def next(self) -> int:
         """Returns the number of the next event."""

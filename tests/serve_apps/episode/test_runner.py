@@ -410,6 +410,52 @@ def test_what_another_call_answers_meanwhile_was_not_read() -> None:
     assert [turn.parents for turn in one_group.play(SideBySide("one", "other"), complete, task=task).turns] == [(), ()]
 
 
+class LeavesBehind(Workflow):
+    """Two branches at once, of which one fails, or is not waited for; the other is in a tool that does not answer, or about to call it."""
+
+    writer = Agent(prompt="Compute {question}")
+
+    def __init__(self, *, fails: bool, sleeps: bool) -> None:
+        self.fails, self.sleeps = fails, sleeps
+        self.over, self.asked = asyncio.Event(), list[str]()
+
+        async def silent(text: str) -> str:
+            self.asked.append(text)
+            return str(await asyncio.Event().wait())
+
+        self.tools = {"silent": Tool(silent)}
+
+    async def branch(self, tools: Any) -> None:
+        if self.sleeps:
+            await self.over.wait()
+        await tools.silent(text="x")
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        left = asyncio.ensure_future(self.branch(tools))
+        while not (self.sleeps or self.asked):
+            await asyncio.sleep(0)
+        await agents.writer(question=task.prompt)
+        if self.fails:
+            await asyncio.gather(left, agents.writer(wrong="input"))
+        return Outcome(answer="12")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_what_a_workflow_leaves_behind_ends_with_its_episode(fails: bool, sleeps: bool) -> None:
+    async def left() -> set[str]:
+        workflow = LeavesBehind(fails=fails, sleeps=sleeps)
+        trace = await start(workflow, saying(lambda call: "12"))
+        assert trace.status is (EpisodeStatus.AGENT_ERROR if fails else EpisodeStatus.OK)
+        workflow.over.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert workflow.asked == ([] if sleeps else ["x"])
+        return {task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}}
+
+    assert asyncio.run(left()) == set()
+
+
 class ReadsSeveral(Workflow):
     """Calls one agent for each of several texts at once."""
 
