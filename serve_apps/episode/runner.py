@@ -1,6 +1,6 @@
 """runner: a workflow, a task, a policy client -> the trace of one episode.
 
-    run_episode ── attempt 1..n ── Recorder ──> workflow.run(recorder.spec.task, agents, tools)
+    run_episode ── attempt 1..n ── Recorder ──> workflow.run(task, agents, tools)
                                       │              │ await agents.solver(question=...)
                                       │ <────────────┘
                                       └──> Trace
@@ -68,7 +68,7 @@ async def _play(recorder: Recorder, attempt: int) -> Trace:
     try:
         async with recorder.clock.deadline(recorder.limits.episode_timeout_s):
             with episode_resources():
-                returned = await recorder.team.workflow.run(recorder.spec.task, recorder.agents, recorder.tools)
+                returned = await recorder.team.workflow.run(recorder.task, recorder.agents, recorder.tools)
         outcome = _recordable(returned)
         stop_reason, error = outcome.stop_reason, outcome.error
         if outcome.is_truncated or any(t.finish_reason is FinishReason.LENGTH for t in recorder.turns.values()):

@@ -410,6 +410,23 @@ def test_what_another_call_answers_meanwhile_was_not_read() -> None:
     assert [turn.parents for turn in one_group.play(SideBySide("one", "other"), complete, task=task).turns] == [(), ()]
 
 
+class Plays(Workflow):
+    """Plays on the board that its task begins with."""
+
+    player = Agent(prompt="The board is {board}")
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        task.metadata["board"][0].append((await agents.player(board=task.metadata["board"]))["text"])
+        return Outcome(answer=str(task.metadata["board"]))
+
+
+def test_each_episode_of_a_task_begins_with_the_task_as_it_is_written() -> None:
+    task = Task(task_id="t", prompt="play", answers=("x",), metadata={"board": [[], []]})
+    traces = [one_group.play(Plays(), saying(lambda call: "x"), task=task, index=i) for i in range(2)]
+    assert [trace.answer for trace in traces] == ["[['x'], []]"] * 2
+    assert [trace.task.metadata["board"] for trace in traces] == [[[], []]] * 2
+
+
 class LeavesBehind(Workflow):
     """Two branches at once, of which one fails, or is not waited for; the other is in a tool that does not answer, or about to call it."""
 
