@@ -202,8 +202,9 @@ def play_specs(
     groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
     again = _to_repeat(stored, groups, store=store, limit=config.max_failed_share)
     if again:
-        stored = stored.filter(pc.invert(pc.is_in(stored["episode_id"], pa.array(again))))
+        stored, begun = stored.filter(pc.invert(pc.is_in(stored["episode_id"], pa.array(again)))), groups.begun
         groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
+        groups.begun |= begun  # also where nothing but failures is stored: a spent budget completes what has begun
     stored_ids = set(stored["episode_id"].to_pylist())
     todo = [spec for spec in specs if spec.episode_id not in stored_ids]
     if reason := groups.stopped_by(0.0):
@@ -233,11 +234,10 @@ def play_specs(
     complete = groups.complete
     _check_failures(stored, complete, store=store, config=config)
     _check_contexts(stored, complete, config=config)
-    excluded = set(stored["group_id"].to_pylist()) - complete - set(kept_groups)
     ids = {spec.episode_id for spec in specs} - stored_ids
     new = stored.filter(pc.is_in(stored["episode_id"], pa.array(sorted(ids), pa.string())))
     return Sampled(
-        traces=store.pin_episodes(**where, excluded_groups=sorted(excluded)),
+        traces=sampling_pass.pin(complete.union(kept_groups)),
         num_new=len(new),
         num_kept=len(stored_ids),
         statuses=dict(Counter(new["status"].to_pylist())),

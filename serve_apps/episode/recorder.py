@@ -28,7 +28,7 @@ from serve_apps.config import EpisodeConfig
 from serve_apps.episode.causes import CallTimeout
 from serve_apps.episode.replay import Playback
 from serve_apps.episode.team import ActingTeam, AgentCall, Complete
-from serve_apps.episode.tool_recorder import EpisodeEvents, ToolRecorder
+from serve_apps.episode.tool_recorder import EpisodeEvents, ToolRecorder, as_it_is_now
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.spans import EpisodeSpans, Span
@@ -67,6 +67,8 @@ class Recorder:
     def __init__(self, spec: EpisodeSpec, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> None:
         """Records one attempt at one episode, which begins now."""
         self.spec, self.team, self.complete, self.limits = spec, team, complete, limits
+        self.task = replace(spec.task, metadata=as_it_is_now(spec.task.metadata))
+        """A copy for this attempt: the other episodes of the group, and a further attempt, play the same task."""
         self.turns: dict[int, Turn] = {}
         self.events = EpisodeEvents()
         self.rounds: dict[str, int] = {}
@@ -94,6 +96,7 @@ class Recorder:
         return self.tool_recorder.use(name, known, inputs, self.spans)
 
     async def _ask(self, name: str, agent: Agent, inputs: Mapping[str, str]) -> Reply:
+        self.events.called()
         with self.spans.agent(name):
             return await self._reply(name, agent, inputs)
 
@@ -230,6 +233,8 @@ class Recorder:
             sampling=sampling,
             seed=_turn_seed(self.spec.seed, name, place),
         )
+        # Now: what a call beside it answers meanwhile was not read.
+        parents = tuple(sorted({*prompt.parents, *self.events.parents_of(prompt.inputs, index)}))
         start = time.perf_counter()
         call = AgentCall(agent=name, inputs=prompt.inputs, task=self.spec.task, request=request, options=options)
         try:
@@ -251,7 +256,7 @@ class Recorder:
             model_group=group,
             policy_version=completion.policy_version,
             round_index=place,
-            parents=tuple(sorted({*prompt.parents, *self.events.parents_of(prompt.inputs, index)})),
+            parents=parents,
             prompt_text=prompt.text,
             completion_text=text,
             prompt_token_ids=prompt.token_ids,

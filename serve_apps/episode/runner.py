@@ -68,7 +68,7 @@ async def _play(recorder: Recorder, attempt: int) -> Trace:
     try:
         async with recorder.clock.deadline(recorder.limits.episode_timeout_s):
             with episode_resources():
-                returned = await recorder.team.workflow.run(recorder.spec.task, recorder.agents, recorder.tools)
+                returned = await recorder.team.workflow.run(recorder.task, recorder.agents, recorder.tools)
         outcome = _recordable(returned)
         stop_reason, error = outcome.stop_reason, outcome.error
         if outcome.is_truncated or any(t.finish_reason is FinishReason.LENGTH for t in recorder.turns.values()):
@@ -78,6 +78,8 @@ async def _play(recorder: Recorder, attempt: int) -> Trace:
             raise
         status, stop_reason, error = _end(recorder, first_error(raised))
         cause = _cause(recorder, raised)
+    finally:
+        recorder.events.end()
     return recorder.trace(status, stop_reason, error, outcome, started_at, attempt, cause=cause)
 
 

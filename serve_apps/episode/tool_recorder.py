@@ -156,6 +156,7 @@ class ToolRecorder:
 
         Raises ToolError, or what it is a kind of, for a call that failed, and AuthorError as it is.
         """
+        self._events.called()
         with spans.tool(call.name) as span:
             return await self._made(call, span)
 
@@ -167,7 +168,7 @@ class ToolRecorder:
             tool=call.name,
             caller="",
             parents=events.parents_of(call.read, index),
-            request=call.request,
+            request=as_it_is_now(call.request),
             response=None,
             error="",
             start_s=start - events.began,
@@ -200,7 +201,7 @@ class ToolRecorder:
                 fault = _fault(first_error(raised), call, is_late=deadline.expired())
             if isinstance(fault, ToolFault):
                 events.waited(started)
-            recorded_response = None if fault else call.keep(response)
+            recorded_response = None if fault else as_it_is_now(call.keep(response))
             message = words_of(fault) or type(fault).__name__ if fault else ""
             self.calls[index] = ended(response=recorded_response, error=message)
         span.record(self.calls[index])
@@ -210,6 +211,13 @@ class ToolRecorder:
         if fault is not None:
             raise fault
         return index, response
+
+
+def as_it_is_now(value: Any) -> Any:
+    """Returns a copy of data, lists and mappings in it included: a workflow or a tool may go on with its own, and the record is of the call."""
+    if isinstance(value, Mapping):
+        return {key: as_it_is_now(item) for key, item in value.items()}
+    return type(value)(map(as_it_is_now, value)) if type(value) in (list, tuple) else value
 
 
 def _fault(raised: BaseException, call: Call, *, is_late: bool) -> ToolError | AuthorError:
@@ -240,6 +248,21 @@ class EpisodeEvents:
         """Spans of time, by the clock, that no policy can prolong (serve_apps/episode/causes.py)."""
         self.unanswered: dict[int, float] = {}
         """Model calls under way, with their start by the clock."""
+        self._callers: set[asyncio.Task[Any] | None] = set()
+        self._is_over = False
+
+    def called(self) -> None:
+        """Notes the task that makes a call. Raises CancelledError where the attempt is over: it is left over from it."""
+        if self._is_over:
+            raise asyncio.CancelledError("the attempt at the episode is over")
+        self._callers.add(asyncio.current_task())
+
+    def end(self) -> None:
+        """Cancels tasks that the workflow left behind, a branch beside one that failed for example: they would go on and ask for nobody."""
+        self._is_over = True
+        for task in self._callers - {asyncio.current_task()}:
+            if task is not None:
+                task.cancel()
 
     def next(self) -> int:
         """Returns the number of the next event."""

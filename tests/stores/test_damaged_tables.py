@@ -139,7 +139,7 @@ def test_a_stage_that_met_a_full_disk_goes_on_without_loss_once_there_is_room(tm
     folder, tests = tmp_path / "run", Path(__file__).parents[1]
     folder.mkdir()
     scene = Path(__file__).with_name("stage_on_full_disk.py")
-    command = ["env", f"PYTHONPATH={tests}", sys.executable, scene, folder, "both"]
+    command = ["env", f"PYTHONPATH={tests.parent}:{tests}", sys.executable, scene, folder, "both"]
     done = in_small_disk(folder, command, size_mib=4, cwd=tests.parent, timeout_s=120)
     assert done.returncode == 0, done.stderr
     full, again = map(json.loads, done.stdout.splitlines())

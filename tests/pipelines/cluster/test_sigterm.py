@@ -17,7 +17,7 @@ from pipelines.cluster.connect import connect
 
 with errors(debug=False):
     connect()
-    waited_for = ray.remote(time.sleep).remote(600)
+    waited_for = ray.remote(lambda: time.sleep(600)).remote()
     print("connected", flush=True)
     ray.get(waited_for)
 """

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipelines.credit.rule import CreditRule, score_trace
+import pytest
+
+from pipelines.config.sections import DottedConfig
+from pipelines.credit.rule import CreditRule, load_credit, score_trace
 from stores.types import Task, Trace
 from tests.records import build_trace
 
@@ -57,3 +61,16 @@ def paid(rule: CreditRule, played: Trace) -> dict[str, float]:
     """Reward by `agent_round`."""
     rounds = {t.turn_index: f"{t.agent}_{t.round_index}" for t in played.turns}
     return {rounds[r.turn_index]: r.reward for r in score_trace(rule, played, version="v").rewards}
+
+
+def refuse_unknown_agent(path: str, settings: dict[str, Any], place: str) -> None:
+    """Asserts that a rule takes `nobody` for no agent: otherwise everybody is paid another rule than the one written.
+
+    Where nobody knows the agents, any name passes.
+    """
+    config = DottedConfig(path=path, settings=settings)
+    said = f"credit.settings.{place}: 'nobody' is no agent of this run, which has solver, critic (got 'nobody')"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        load_credit(config, agents=("solver", "critic"))
+    for agents in ((), ("solver", "nobody")):
+        assert load_credit(config, agents=agents).kind == load_credit(config).kind

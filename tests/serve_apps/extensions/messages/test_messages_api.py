@@ -13,7 +13,9 @@ import httpx2
 import pytest
 from gateway_scene import CHUNK, HELLO, Scene, closes_with_its_events, deployed_team, keys_file
 
+from serve_apps.config import GatewayConfig, GatewayPortConfig, GatewayTeamConfig
 from serve_apps.extensions.messages.messages import message_events
+from serve_apps.gateway.routes import settled
 from serve_apps.gateway.traffic.callers import Holder, make_key
 from serve_apps.gateway.traffic.teams import TeamRoute
 
@@ -39,6 +41,12 @@ def scene(tiny_model: Path) -> Scene:
     scene = Scene(tiny_model, extensions=("messages",))
     scene.serve(TeamRoute(champion=deployed_team(tiny_model, 3, "blue", max_model_len=1024)))
     return scene
+
+
+async def test_a_team_does_not_change_what_a_port_speaks_for_the_others_on_it() -> None:
+    asks, others = GatewayConfig(extensions=("messages",)), {"a": GatewayTeamConfig()}
+    with pytest.raises(ValueError, match=r"'b' .*'a', .*gateway\.extensions = .* there.*--replace-gateway"):
+        settled(asks, "b", running=GatewayPortConfig(), teams=others, change="compatible")
 
 
 async def test_a_message_has_the_text_the_usage_and_the_team(scene: Scene) -> None:
