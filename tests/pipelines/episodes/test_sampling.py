@@ -205,7 +205,9 @@ def test_prompts_that_do_not_fit_into_the_context_are_bad_input(
         sample(store, "nowhere", tiny_model, chosen, CONFIG)
 
 
-@pytest.mark.parametrize("title", ["ray::Collector", "ray::Writer", "ray::MapBatches(play)", "ray::MapBatches(store"])
+@pytest.mark.parametrize(
+    "title", ["ray::Collector", "ray::Writer", "ray::MapBatches(play)", "ray::MapWorker(MapBatches(Store"]
+)
 def test_what_carries_episodes_may_be_killed(app: str, store: TraceStore, tiny_model: Path, title: str) -> None:
     """The pass goes on; no episode is lost or there twice."""
     where = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
