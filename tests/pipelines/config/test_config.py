@@ -304,6 +304,25 @@ def test_a_dotted_override_changes_one_key_and_keeps_its_neighbours(tmp_path: Pa
         load_config(path, {"seed.x": 1})
 
 
+def test_a_change_of_one_place_leaves_the_others_that_an_anchor_of_yaml_names(tmp_path: Path) -> None:
+    parts = "shares: &parts {train: 0.8, gate: 0.1, test: 0.1}}\n"
+    sets = f"tasks:\n  train: {{path: t.jsonl, {parts}  gate: {{path: t.jsonl, shares: *parts}}\n"
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(changed({}, without="tasks")) + sets)
+    path = tmp_path / "run.yaml"
+    path.write_text("extends: base.yaml\ntasks: {train: {shares: {train: 0.5}}}\n")
+    of_file, of_option = load_config(path), load_config(tmp_path / "base.yaml", {"tasks.train.shares.train": 0.5})
+    for config in (of_file, of_option):
+        assert config.tasks.gate is not None
+        assert (config.tasks.train.shares["train"], config.tasks.gate.shares["train"]) == (0.5, 0.8)
+
+
+def test_a_dotted_override_goes_through_a_section_that_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(changed({"collect.budget": {}, "cost": None})))
+    config = load_config(path, {"cost.at_most": 50, "cost.prices.solver_verifier": 2})
+    assert config.cost is not None and (config.cost.at_most, config.cost.prices) == (50, {"solver_verifier": 2})
+
+
 def test_a_config_begins_from_another_and_replaces_its_mapping_whole(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(DEMO))
     (tmp_path / "more").mkdir()
