@@ -142,7 +142,7 @@ def _read_config(file: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"run config {file}{by} does not exist: check the path, from {Path.cwd()}")
     try:
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not YAML: {error}") from None
     data = read_yaml(text, str(file))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -314,6 +317,17 @@ def test_a_change_of_one_place_leaves_the_others_that_an_anchor_of_yaml_names(tm
     for config in (of_file, of_option):
         assert config.tasks.gate is not None
         assert (config.tasks.train.shares["train"], config.tasks.gate.shares["train"]) == (0.5, 0.8)
+
+
+def test_a_run_config_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    settings = {"hint": "Größe 数"}
+    text = yaml.safe_dump(changed({"workflow.settings": settings}), allow_unicode=True)
+    path.write_text(text, encoding="utf-8")
+    code = f"from pipelines.config.run_config import load_config; print(ascii(load_config({str(path)!r}).workflow.settings))"
+    plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    shown = subprocess.run([sys.executable, "-c", code], env=os.environ | plain, capture_output=True, text=True)
+    assert shown.stdout.strip() == ascii(settings), shown.stderr
 
 
 def test_a_dotted_override_goes_through_a_section_that_is_null(tmp_path: Path) -> None:
