@@ -65,6 +65,17 @@ def test_a_number_with_an_exponent_is_one_and_a_date_is_a_text_as_in_json(text: 
     assert data == {"settings": {"a": value}} and type(data["settings"]["a"]) is type(value)
 
 
+@pytest.mark.parametrize("text", ["Use #1", "#fff", "5 # five"])
+def test_a_change_of_which_yaml_would_drop_a_part_as_a_comment_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"--set 'workflow\.settings\.hint=.*is a comment in YAML: put the value into"):
+        overrides([f"workflow.settings.hint={text}"])
+    assert overrides([f'hint="{text}"', "hint2=a#b", f"hint3=['{text}']"]) == {
+        "hint": text,
+        "hint2": "a#b",
+        "hint3": [text],
+    }
+
+
 def test_every_reader_of_yaml_refuses_it(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("run: demo\niterations: 1\niterations: 5\n")
