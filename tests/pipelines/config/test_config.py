@@ -319,6 +319,33 @@ def test_a_change_of_one_place_leaves_the_others_that_an_anchor_of_yaml_names(tm
         assert (config.tasks.train.shares["train"], config.tasks.gate.shares["train"]) == (0.5, 0.8)
 
 
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("traces", "traces"),
+        ("served", "served"),
+        ("weights", "../weights"),
+        ("artifacts", "artifacts"),
+        ("journal", "sqlite:///journal.db"),
+        ("mlflow", "sqlite+pysqlite:///mlflow.db"),
+    ],
+)
+def test_a_store_within_a_working_directory_that_ends_with_the_job_is_refused(key: str, place: str) -> None:
+    stores = {
+        "root": "/data",
+        "traces": "/t",
+        "served": "s3://b/s",
+        "weights": "file:///w",
+        "journal": "sqlite:////j.db",
+    }
+    cluster = {"cluster": {"working_dir": "."}}
+    parse_config(changed(cluster | {"storage": stores}), "run.yaml")
+    with pytest.raises(
+        ValueError, match=rf"storage\.{key} = '{place.replace('+', '.')}' is relative, .*: give storage\.{key} as"
+    ):
+        parse_config(changed(cluster | {"storage": stores | {key: place}}), "run.yaml")
+
+
 def test_a_run_config_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     settings = {"hint": "Größe 数"}
