@@ -140,7 +140,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
             # With threads the peak depends on what else the machine does: 10,000 rows took 127 to 145 MiB in the whole suite.
             batches = file.iter_batches(batch_size=few, row_groups=[group], use_threads=False)
             while (batch := next(batches, None)) is not None:
-                decoded = _in_doubles(batch).to_pylist()
+                decoded = _in_doubles(batch).to_pylist(maps_as_pydicts="strict")
                 del batch  # otherwise it stays in memory while the next is decoded
                 for row in decoded:
                     number += 1

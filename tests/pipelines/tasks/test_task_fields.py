@@ -210,6 +210,21 @@ def test_numbers_of_32_bits_read_as_they_were_written(tmp_path: Path) -> None:
     assert [task.answers for task in tasks] == [("0.1",), ("72",), ("0.3", "0.001")]
 
 
+def test_a_map_of_a_table_is_an_object(tmp_path: Path) -> None:
+    """Spark and DuckDB write objects of names and values as maps."""
+    path = tmp_path / "t.parquet"
+    texts, numbers = (pyarrow.map_(pyarrow.string(), kind) for kind in (pyarrow.string(), pyarrow.int64()))
+    table = {
+        "question": ["Which?"],
+        "options": pyarrow.array([[("A", "x"), ("B", "y")]], texts),
+        "reward_model": pyarrow.array([[("style", "rule"), ("ground_truth", "B")]], texts),
+        "metadata": pyarrow.array([[("seed", 7)]], numbers),
+    }
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    (task,) = load_tasks(TaskSourceConfig(path=str(path)), section="train", seed=0)
+    assert (task.prompt, task.answers, task.metadata) == ("Which?\nA. x\nB. y", ("B", "B. y", "y"), {"seed": 7})
+
+
 @pytest.mark.parametrize("depth", [900, 5000])
 def test_lists_without_end_are_refused_with_their_row(depth: int) -> None:
     nested: Any = "7"
