@@ -133,6 +133,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     number = 0
     try:
         file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+        _without_repeats([(name, None) for name in file.schema_arrow.names])
         for group in range(file.num_row_groups):
             size = file.metadata.row_group(group)
             rows = PARQUET_BYTES * size.num_rows // max(size.total_byte_size, 1)
@@ -147,6 +148,8 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
                     yield f"{path}: row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not Parquet after row {number}: {error}") from None
+    except (ValueError, KeyError) as error:  # a name that stands twice, in a row, an object or a map
+        raise ValueError(f"{path}: after row {number}: {error.args[0]}") from None
 
 
 def _in_doubles(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:

@@ -225,6 +225,20 @@ def test_a_map_of_a_table_is_an_object(tmp_path: Path) -> None:
     assert (task.prompt, task.answers, task.metadata) == ("Which?\nA. x\nB. y", ("B", "B. y", "y"), {"seed": 7})
 
 
+@pytest.mark.parametrize("kind", ["column", "map", "object"])
+def test_a_name_that_stands_twice_in_a_table_is_refused_as_in_json(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "t.parquet"
+    twice: dict[str, Any] = {
+        "map": pyarrow.array([[("seed", 1), ("seed", 2)]], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+        "object": pyarrow.StructArray.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["seed", "seed"]),
+    }
+    more = [pyarrow.array(["4"]), pyarrow.array(["5"])] if kind == "column" else [pyarrow.array(["4"]), twice[kind]]
+    names = ["question", "answer", "answer" if kind == "column" else "metadata"]
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays([pyarrow.array(["2+2"]), *more], names=names), path)
+    with pytest.raises(ValueError, match=rf"^{path}: .*(twice|[Dd]uplicate)"):
+        load_tasks(TaskSourceConfig(path=str(path)), section="train", seed=0)
+
+
 @pytest.mark.parametrize("depth", [900, 5000])
 def test_lists_without_end_are_refused_with_their_row(depth: int) -> None:
     nested: Any = "7"
