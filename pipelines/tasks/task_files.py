@@ -166,13 +166,17 @@ def _in_doubles(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
 
 
 def _with_singles_as(type_: pyarrow.DataType, kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Returns a type in which each float of 32 bits is `kind`, also in lists and objects."""
+    """Returns a type in which each float of 32 bits is `kind`, also in lists, maps and objects."""
     import pyarrow
+    from pyarrow import types
 
-    if pyarrow.types.is_float32(type_):
+    if types.is_float32(type_):
         return kind
-    if pyarrow.types.is_list(type_):
-        return pyarrow.list_(_with_singles_as(type_.value_type, kind))
-    if pyarrow.types.is_struct(type_):
+    if types.is_struct(type_):
         return pyarrow.struct([field.with_type(_with_singles_as(field.type, kind)) for field in type_])
+    if types.is_map(type_):
+        return pyarrow.map_(type_.key_type, _with_singles_as(type_.item_type, kind))
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        inner = _with_singles_as(type_.value_type, kind)
+        return type_ if inner == type_.value_type else pyarrow.large_list(inner)
     return type_

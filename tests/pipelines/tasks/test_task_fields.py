@@ -210,6 +210,24 @@ def test_numbers_of_32_bits_read_as_they_were_written(tmp_path: Path) -> None:
     assert [task.answers for task in tasks] == [("0.1",), ("72",), ("0.3", "0.001")]
 
 
+@pytest.mark.parametrize(
+    ("type_", "values", "answers"),
+    [
+        (pyarrow.large_list(pyarrow.float32()), [0.1, 72.0, None], ("0.1", "72")),
+        (pyarrow.list_(pyarrow.float32(), 2), [0.1, 0.3], ("0.1", "0.3")),
+        (pyarrow.large_list(pyarrow.list_(pyarrow.float32(), 1)), [[0.1], [0.3]], ("0.1", "0.3")),
+        (pyarrow.map_(pyarrow.string(), pyarrow.float32()), [("target", 0.1)], ("0.1",)),
+    ],
+)
+def test_numbers_of_32_bits_read_as_they_were_written_in_lists_of_each_sort_and_maps(
+    tmp_path: Path, type_: pyarrow.DataType, values: Any, answers: tuple[str, ...]
+) -> None:
+    path = tmp_path / "t.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["a"], "answer": pyarrow.array([values], type_)}), path)
+    (task,) = load_tasks(TaskSourceConfig(path=str(path)), section="train", seed=0)
+    assert task.answers == answers
+
+
 def test_a_map_of_a_table_is_an_object(tmp_path: Path) -> None:
     """Spark and DuckDB write objects of names and values as maps."""
     path = tmp_path / "t.parquet"
