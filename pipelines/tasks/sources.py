@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from itertools import combinations_with_replacement, islice
@@ -87,7 +87,14 @@ def _generated(source: TaskSourceConfig, section: str, seed: int) -> Iterator[tu
     assert source.generator is not None and source.count is not None, "the config demands a count with a generator"
     settings = {"seed": seed, "split": source.split or section, "count": source.count, **source.generator.settings}
     tasks = construct(source.generator.path, settings, place=f"{place}.generator")
-    yield from ((f"{place}: task {number}", task) for number, task in enumerate(tasks, 1))
+    if not isinstance(tasks, Iterable):
+        raise ValueError(
+            f"{place}.generator: {source.generator.path} gives {tasks!r:.80}: let it return a list of tasks, or yield them"
+        )
+    for number, task in enumerate(islice(tasks, source.count), 1):  # one that never ends is cut, too
+        if not isinstance(task, Task):
+            raise ValueError(f"{place}: task {number} is {task!r:.80}, and must be a stores.types.Task")
+        yield f"{place}: task {number}", task
 
 
 def _filed(source: TaskSourceConfig, section: str) -> Iterator[tuple[str, Task]]:
