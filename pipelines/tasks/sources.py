@@ -50,7 +50,7 @@ def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Chec
     num_repeated = 0
     answered: dict[int, tuple[str, frozenset[int]]] = {}
     for at, task in located:
-        content = hash(json.dumps(asdict(task), sort_keys=True))
+        content = hash(_as_json(task, at))
         other, seen = first.setdefault(task.task_id, (at, content))
         if other != at and seen != content:
             raise ValueError(
@@ -68,6 +68,15 @@ def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Chec
         logger.warning(
             "tasks.%s: %d rows stand there again, and were left out; %d tasks", section, num_repeated, len(first)
         )
+
+
+def _as_json(task: Task, at: str) -> str:
+    try:
+        return json.dumps(asdict(task), sort_keys=True)
+    except TypeError as error:
+        raise ValueError(
+            f"{at}: task {task.task_id!r}: {error}: write texts, numbers, lists and objects of them"
+        ) from None
 
 
 def _check_agrees(task: Task, at: str, answered: dict[int, tuple[str, frozenset[int]]]) -> None:

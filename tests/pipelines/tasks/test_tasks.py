@@ -279,6 +279,15 @@ def test_a_generator_that_gives_no_tasks_is_named(given: Any, message: str) -> N
         load_tasks(of_own(given=given), section="train", seed=1)
 
 
+def test_tests_of_a_table_that_json_does_not_have_are_named_with_their_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["q"], "tests": [[{"input": b"1", "output": b"1"}]]}), path)
+    with pytest.raises(
+        ValueError, match=r"t\.parquet: row 1: task '.*': Object of type bytes is not JSON serializable: write"
+    ):
+        load(path)
+
+
 def test_a_generator_that_refuses_its_settings_says_which() -> None:
     with pytest.raises(ValueError, match=r"tasks\.train\.generator\.settings: .*max_b"):
         load_tasks(generator({"max_b": 3}), section="train", seed=0)
