@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pipelines.config.run_config import RunConfig
     from pipelines.run.run import Run
 
+COMMENT = re.compile(r"(?![\"'{\[])(?:.*\s)?#", re.DOTALL)
+"""A value of `--set` of which YAML would leave out a part in silence."""
 TRAIN, LOOK, SERVE, JOBS, TOOLS = "Train", "Look", "Serve", "Jobs", "Tools"
 """The panels of `troupe --help`."""
 RUN_HELP = "A run config (RUN.yaml), or the name of a run in --root."
@@ -181,6 +184,10 @@ def overrides(changes: list[str]) -> dict[str, Any]:
         key, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"--set {change!r} is not of the form KEY=VALUE")
+        if COMMENT.match(value):
+            raise ValueError(
+                f"--set {change!r}: what begins with # is a comment in YAML: put the value into quotes of its own, '{key}=\"...\"'"
+            )
         values[key] = read_yaml(value, f"--set {key}")
     return values
 

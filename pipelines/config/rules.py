@@ -15,6 +15,7 @@ from stores.settings import Settings
 from stores.types import FILTERS
 
 DOTTED_PATH = re.compile(r"[\w.]+:\w+")
+RELATIVE_DATABASE = re.compile(r"sqlite[^:]*:///(?!/)")
 
 
 # Agents, the model groups that they belong to and how they are sampled.
@@ -221,12 +222,15 @@ def shared_gpus_have_room_for_both(config: RunSections) -> None:
 
 def uploaded_runs_are_stored_elsewhere(config: RunSections) -> None:
     """A run whose working directory is a copy stores its results outside of it."""
-    root = config.storage.root
-    if config.cluster.working_dir and "://" not in root and not Path(root).is_absolute():
-        raise ValueError(
-            f"storage.root = {root!r} is relative, and cluster.working_dir is a copy that ends with the job: "
-            "give storage.root as an absolute path or URI that every machine of the cluster sees"
-        )
+    if not config.cluster.working_dir:
+        return
+    for name, place in config.storage:
+        is_folder = name not in ("journal", "mlflow") and "://" not in place
+        if place and ((is_folder and not Path(place).is_absolute()) or RELATIVE_DATABASE.match(place)):
+            raise ValueError(
+                f"storage.{name} = {place!r} is relative, and cluster.working_dir is a copy that ends with the job: "
+                f"give storage.{name} as an absolute path or URI that every machine of the cluster sees"
+            )
 
 
 def overlapping_stages_do_not_exclude_each_other(config: RunSections) -> None:

@@ -6,7 +6,7 @@ Pydantic and the standard library only, so that the command line answers at once
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from math import isfinite
@@ -131,9 +131,9 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 
 def with_keys(data: dict[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Sets dotted keys in the plain data of a run config, and returns it; ValueError where one leads through a value."""
+    """Returns the plain data of a run config with dotted keys set; ValueError where one leads through a value."""
     for key, value in keys.items():
-        _assign(data, key, value)
+        data = _assigned(data, key.split("."), value, key)
     return data
 
 
@@ -142,7 +142,7 @@ def _read_config(file: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"run config {file}{by} does not exist: check the path, from {Path.cwd()}")
     try:
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not YAML: {error}") from None
     data = read_yaml(text, str(file))
@@ -195,10 +195,12 @@ def leaves(data: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, data
 
 
-def _assign(data: dict[str, Any], dotted: str, value: Any) -> None:
-    *parents, last = dotted.split(".")
-    for key in parents:
-        data = data.setdefault(key, {})
-        if not isinstance(data, dict):
-            raise ValueError(f"--set {dotted}: {key!r} is not a section")
-    data[last] = value
+def _assigned(data: Mapping[str, Any], keys: Sequence[str], value: Any, dotted: str) -> dict[str, Any]:
+    """Returns the data with a key set; sections that are missing or null are made. `data` stays as it is, like that of `merged`."""
+    key, *below = keys
+    if not below:
+        return {**data, key: value}
+    section = data.get(key)
+    if not isinstance(section, Mapping | None):
+        raise ValueError(f"--set {dotted}: {key!r} is not a section")
+    return {**data, key: _assigned(section or {}, below, value, dotted)}

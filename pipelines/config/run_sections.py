@@ -183,9 +183,11 @@ def _override(base: T, changes: Mapping[str, Any], place: str) -> T:
         raise ValueError(explain(error, type(base), place)) from None
 
 
-def merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `old`, changed in place, with the values of `new`, mapping by mapping."""
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `old` with the values of `new`, mapping by mapping. Neither is changed: what an anchor of YAML names is one object in
+    several places."""
+    values = dict(old)
     for key, value in new.items():
-        is_nested = isinstance(value, Mapping) and isinstance(old.get(key), dict)
-        old[key] = merged(old[key], value) if is_nested else value
-    return old
+        is_nested = isinstance(value, Mapping) and isinstance(values.get(key), Mapping)
+        values[key] = merged(values[key], value) if is_nested else value
+    return values

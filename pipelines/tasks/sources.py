@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from itertools import combinations_with_replacement, islice
@@ -50,7 +50,7 @@ def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Chec
     num_repeated = 0
     answered: dict[int, tuple[str, frozenset[int]]] = {}
     for at, task in located:
-        content = hash(json.dumps(asdict(task), sort_keys=True))
+        content = hash(_as_json(task, at))
         other, seen = first.setdefault(task.task_id, (at, content))
         if other != at and seen != content:
             raise ValueError(
@@ -70,6 +70,15 @@ def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Chec
         )
 
 
+def _as_json(task: Task, at: str) -> str:
+    try:
+        return json.dumps(asdict(task), sort_keys=True)
+    except TypeError as error:
+        raise ValueError(
+            f"{at}: task {task.task_id!r}: {error}: write texts, numbers, lists and objects of them"
+        ) from None
+
+
 def _check_agrees(task: Task, at: str, answered: dict[int, tuple[str, frozenset[int]]]) -> None:
     """Raises ValueError where an earlier row asks the same and none of its answers is an answer of this one. Of both only hashes are held."""
     asked = hash((task.prompt, comparable(settings_of(task))))
@@ -87,7 +96,14 @@ def _generated(source: TaskSourceConfig, section: str, seed: int) -> Iterator[tu
     assert source.generator is not None and source.count is not None, "the config demands a count with a generator"
     settings = {"seed": seed, "split": source.split or section, "count": source.count, **source.generator.settings}
     tasks = construct(source.generator.path, settings, place=f"{place}.generator")
-    yield from ((f"{place}: task {number}", task) for number, task in enumerate(tasks, 1))
+    if not isinstance(tasks, Iterable):
+        raise ValueError(
+            f"{place}.generator: {source.generator.path} gives {tasks!r:.80}: let it return a list of tasks, or yield them"
+        )
+    for number, task in enumerate(islice(tasks, source.count), 1):  # one that never ends is cut, too
+        if not isinstance(task, Task):
+            raise ValueError(f"{place}: task {number} is {task!r:.80}, and must be a stores.types.Task")
+        yield f"{place}: task {number}", task
 
 
 def _filed(source: TaskSourceConfig, section: str) -> Iterator[tuple[str, Task]]:

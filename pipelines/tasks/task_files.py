@@ -133,6 +133,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     number = 0
     try:
         file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+        _without_repeats([(name, None) for name in file.schema_arrow.names])
         for group in range(file.num_row_groups):
             size = file.metadata.row_group(group)
             rows = PARQUET_BYTES * size.num_rows // max(size.total_byte_size, 1)
@@ -140,13 +141,15 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
             # With threads the peak depends on what else the machine does: 10,000 rows took 127 to 145 MiB in the whole suite.
             batches = file.iter_batches(batch_size=few, row_groups=[group], use_threads=False)
             while (batch := next(batches, None)) is not None:
-                decoded = _in_doubles(batch).to_pylist()
+                decoded = _in_doubles(batch).to_pylist(maps_as_pydicts="strict")
                 del batch  # otherwise it stays in memory while the next is decoded
                 for row in decoded:
                     number += 1
                     yield f"{path}: row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not Parquet after row {number}: {error}") from None
+    except (ValueError, KeyError) as error:  # a name that stands twice, in a row, an object or a map
+        raise ValueError(f"{path}: after row {number}: {error.args[0]}") from None
 
 
 def _in_doubles(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
@@ -163,13 +166,17 @@ def _in_doubles(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
 
 
 def _with_singles_as(type_: pyarrow.DataType, kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Returns a type in which each float of 32 bits is `kind`, also in lists and objects."""
+    """Returns a type in which each float of 32 bits is `kind`, also in lists, maps and objects."""
     import pyarrow
+    from pyarrow import types
 
-    if pyarrow.types.is_float32(type_):
+    if types.is_float32(type_):
         return kind
-    if pyarrow.types.is_list(type_):
-        return pyarrow.list_(_with_singles_as(type_.value_type, kind))
-    if pyarrow.types.is_struct(type_):
+    if types.is_struct(type_):
         return pyarrow.struct([field.with_type(_with_singles_as(field.type, kind)) for field in type_])
+    if types.is_map(type_):
+        return pyarrow.map_(type_.key_type, _with_singles_as(type_.item_type, kind))
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        inner = _with_singles_as(type_.value_type, kind)
+        return type_ if inner == type_.value_type else pyarrow.large_list(inner)
     return type_

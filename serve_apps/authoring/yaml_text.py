@@ -1,4 +1,7 @@
-"""yaml_text: YAML text -> plain data. What YAML would read in silence as something else is refused: the same key twice, and 1:30 as 90."""
+"""yaml_text: YAML text -> plain data, as in JSON: 1e-3 is a number and 2026-02-28 a text, which YAML 1.1 has the other way round.
+
+What YAML would read in silence as something else is refused: the same key twice, and 1:30 as 90.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,10 @@ import yaml
 MERGE = "tag:yaml.org,2002:merge"
 OTHER_BASE = re.compile(r"[-+]?0[0-7_]+|.*:.*")
 """What YAML 1.1 reads in base 8 or 60, and YAML 1.2 and people do not."""
+
+
+WITH_EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+\Z")
+"""Numbers that YAML 1.1 takes for texts unless they have a point and a sign: 1e-3, 1.5e3."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -42,6 +49,12 @@ class _Loader(yaml.SafeLoader):
         return value
 
 
+# A date in settings would be an object where a config is read from a file, and a text where it came with a job, as JSON.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", WITH_EXPONENT, list("-+.0123456789"))  # type: ignore[no-untyped-call]
 for _tag in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
 
@@ -63,5 +76,5 @@ def read_yaml(text: str, place: str) -> Any:
         return yaml.load(text, _Loader)
     except _Refused as error:
         raise ValueError(f"{place}:{error.line}: {error}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist, by its tag
         raise ValueError(f"{place} is not YAML: {error}") from None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -302,6 +305,63 @@ def test_a_dotted_override_changes_one_key_and_keeps_its_neighbours(tmp_path: Pa
     assert config.train.optimizer.betas == before.train.optimizer.betas
     with pytest.raises(ValueError, match=r"--set seed\.x: 'seed' is not a section"):
         load_config(path, {"seed.x": 1})
+
+
+def test_a_change_of_one_place_leaves_the_others_that_an_anchor_of_yaml_names(tmp_path: Path) -> None:
+    parts = "shares: &parts {train: 0.8, gate: 0.1, test: 0.1}}\n"
+    sets = f"tasks:\n  train: {{path: t.jsonl, {parts}  gate: {{path: t.jsonl, shares: *parts}}\n"
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(changed({}, without="tasks")) + sets)
+    path = tmp_path / "run.yaml"
+    path.write_text("extends: base.yaml\ntasks: {train: {shares: {train: 0.5}}}\n")
+    of_file, of_option = load_config(path), load_config(tmp_path / "base.yaml", {"tasks.train.shares.train": 0.5})
+    for config in (of_file, of_option):
+        assert config.tasks.gate is not None
+        assert (config.tasks.train.shares["train"], config.tasks.gate.shares["train"]) == (0.5, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("traces", "traces"),
+        ("served", "served"),
+        ("weights", "../weights"),
+        ("artifacts", "artifacts"),
+        ("journal", "sqlite:///journal.db"),
+        ("mlflow", "sqlite+pysqlite:///mlflow.db"),
+    ],
+)
+def test_a_store_within_a_working_directory_that_ends_with_the_job_is_refused(key: str, place: str) -> None:
+    stores = {
+        "root": "/data",
+        "traces": "/t",
+        "served": "s3://b/s",
+        "weights": "file:///w",
+        "journal": "sqlite:////j.db",
+    }
+    cluster = {"cluster": {"working_dir": "."}}
+    parse_config(changed(cluster | {"storage": stores}), "run.yaml")
+    with pytest.raises(
+        ValueError, match=rf"storage\.{key} = '{place.replace('+', '.')}' is relative, .*: give storage\.{key} as"
+    ):
+        parse_config(changed(cluster | {"storage": stores | {key: place}}), "run.yaml")
+
+
+def test_a_run_config_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    settings = {"hint": "Größe 数"}
+    text = yaml.safe_dump(changed({"workflow.settings": settings}), allow_unicode=True)
+    path.write_text(text, encoding="utf-8")
+    code = f"from pipelines.config.run_config import load_config; print(ascii(load_config({str(path)!r}).workflow.settings))"
+    plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    shown = subprocess.run([sys.executable, "-c", code], env=os.environ | plain, capture_output=True, text=True)
+    assert shown.stdout.strip() == ascii(settings), shown.stderr
+
+
+def test_a_dotted_override_goes_through_a_section_that_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(changed({"collect.budget": {}, "cost": None})))
+    config = load_config(path, {"cost.at_most": 50, "cost.prices.solver_verifier": 2})
+    assert config.cost is not None and (config.cost.at_most, config.cost.prices) == (50, {"solver_verifier": 2})
 
 
 def test_a_config_begins_from_another_and_replaces_its_mapping_whole(tmp_path: Path) -> None:

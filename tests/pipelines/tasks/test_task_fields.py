@@ -210,6 +210,53 @@ def test_numbers_of_32_bits_read_as_they_were_written(tmp_path: Path) -> None:
     assert [task.answers for task in tasks] == [("0.1",), ("72",), ("0.3", "0.001")]
 
 
+@pytest.mark.parametrize(
+    ("type_", "values", "answers"),
+    [
+        (pyarrow.large_list(pyarrow.float32()), [0.1, 72.0, None], ("0.1", "72")),
+        (pyarrow.list_(pyarrow.float32(), 2), [0.1, 0.3], ("0.1", "0.3")),
+        (pyarrow.large_list(pyarrow.list_(pyarrow.float32(), 1)), [[0.1], [0.3]], ("0.1", "0.3")),
+        (pyarrow.map_(pyarrow.string(), pyarrow.float32()), [("target", 0.1)], ("0.1",)),
+    ],
+)
+def test_numbers_of_32_bits_read_as_they_were_written_in_lists_of_each_sort_and_maps(
+    tmp_path: Path, type_: pyarrow.DataType, values: Any, answers: tuple[str, ...]
+) -> None:
+    path = tmp_path / "t.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["a"], "answer": pyarrow.array([values], type_)}), path)
+    (task,) = load_tasks(TaskSourceConfig(path=str(path)), section="train", seed=0)
+    assert task.answers == answers
+
+
+def test_a_map_of_a_table_is_an_object(tmp_path: Path) -> None:
+    """Spark and DuckDB write objects of names and values as maps."""
+    path = tmp_path / "t.parquet"
+    texts, numbers = (pyarrow.map_(pyarrow.string(), kind) for kind in (pyarrow.string(), pyarrow.int64()))
+    table = {
+        "question": ["Which?"],
+        "options": pyarrow.array([[("A", "x"), ("B", "y")]], texts),
+        "reward_model": pyarrow.array([[("style", "rule"), ("ground_truth", "B")]], texts),
+        "metadata": pyarrow.array([[("seed", 7)]], numbers),
+    }
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    (task,) = load_tasks(TaskSourceConfig(path=str(path)), section="train", seed=0)
+    assert (task.prompt, task.answers, task.metadata) == ("Which?\nA. x\nB. y", ("B", "B. y", "y"), {"seed": 7})
+
+
+@pytest.mark.parametrize("kind", ["column", "map", "object"])
+def test_a_name_that_stands_twice_in_a_table_is_refused_as_in_json(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "t.parquet"
+    twice: dict[str, Any] = {
+        "map": pyarrow.array([[("seed", 1), ("seed", 2)]], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+        "object": pyarrow.StructArray.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["seed", "seed"]),
+    }
+    more = [pyarrow.array(["4"]), pyarrow.array(["5"])] if kind == "column" else [pyarrow.array(["4"]), twice[kind]]
+    names = ["question", "answer", "answer" if kind == "column" else "metadata"]
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays([pyarrow.array(["2+2"]), *more], names=names), path)
+    with pytest.raises(ValueError, match=rf"^{path}: .*(twice|[Dd]uplicate)"):
+        load_tasks(TaskSourceConfig(path=str(path)), section="train", seed=0)
+
+
 @pytest.mark.parametrize("depth", [900, 5000])
 def test_lists_without_end_are_refused_with_their_row(depth: int) -> None:
     nested: Any = "7"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -249,6 +250,42 @@ def test_sets_of_worlds_with_one_prompt_are_compared_in_linear_time() -> None:
             }
         )
     assert time.process_time() - started < 5
+
+
+def endless(*, seed: int, split: str, count: int, given: Any = None) -> Any:
+    """Takes no notice of `count`, as generators of users do."""
+    if given is not None:
+        return given if given != "nothing" else None
+    return (Task(task_id=f"{split}-{i}", prompt=f"{i}+{seed}", answers=(str(i + seed),)) for i in itertools.count())
+
+
+def of_own(**settings: Any) -> TaskSourceConfig:
+    return TaskSourceConfig(generator=DottedConfig(path="test_tasks:endless", settings=settings), count=3)
+
+
+def test_no_more_tasks_are_taken_from_a_generator_than_the_config_says() -> None:
+    assert [task.prompt for task in load_tasks(of_own(), section="train", seed=1)] == ["0+1", "1+1", "2+1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nothing", r"^tasks\.train\.generator: test_tasks:endless gives None: let it return a list of tasks"),
+        ([{"question": "1+1"}], r"^tasks\.train: task 1 is \{'question': '1\+1'\}, and must be a stores\.types\.Task"),
+    ],
+)
+def test_a_generator_that_gives_no_tasks_is_named(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_tasks(of_own(given=given), section="train", seed=1)
+
+
+def test_tests_of_a_table_that_json_does_not_have_are_named_with_their_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["q"], "tests": [[{"input": b"1", "output": b"1"}]]}), path)
+    with pytest.raises(
+        ValueError, match=r"t\.parquet: row 1: task '.*': Object of type bytes is not JSON serializable: write"
+    ):
+        load(path)
 
 
 def test_a_generator_that_refuses_its_settings_says_which() -> None:

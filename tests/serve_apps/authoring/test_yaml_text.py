@@ -28,7 +28,7 @@ pytestmark = pytest.mark.fast
         ("seed: 010", r"^f:1: YAML reads 010 as 8"),
         ("at: [12:30:00.5]", r"^f:1: YAML reads 12:30:00.5 as 45000.5"),
         ("a: [", r"^f is not YAML"),
-        ("day: 2026-02-31", r"^f is not YAML: day"),
+        ("day: !!timestamp 2026-02-31", r"^f is not YAML: day"),
     ],
 )
 def test_what_would_be_read_as_something_else_is_refused_with_its_line(text: str, message: str) -> None:
@@ -42,6 +42,38 @@ def test_anchors_and_merges_may_repeat_a_key() -> None:
         read_yaml(text, "f")
     data = read_yaml(text.partition("?")[0], "f")
     assert data == {"z": {"k": 0}, "a": {"k": 1}, "b": {"k": 2}, "c": [{"k": 1}, {"k": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("-1E3", -1000.0),
+        ("1.5e3", 1500.0),
+        (".5e+1", 5.0),
+        ("2.e1", 20.0),
+        ("e3", "e3"),
+        ("1e", "1e"),
+        ("0x1e3", 483),
+        ("1e-3s", "1e-3s"),
+        ("2025-06-18", "2025-06-18"),
+        ("2025-06-18T10:30:00Z", "2025-06-18T10:30:00Z"),
+    ],
+)
+def test_a_number_with_an_exponent_is_one_and_a_date_is_a_text_as_in_json(text: str, value: object) -> None:
+    data = read_yaml(f"settings: {{a: {text}}}", "f")
+    assert data == {"settings": {"a": value}} and type(data["settings"]["a"]) is type(value)
+
+
+@pytest.mark.parametrize("text", ["Use #1", "#fff", "5 # five"])
+def test_a_change_of_which_yaml_would_drop_a_part_as_a_comment_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"--set 'workflow\.settings\.hint=.*is a comment in YAML: put the value into"):
+        overrides([f"workflow.settings.hint={text}"])
+    assert overrides([f'hint="{text}"', "hint2=a#b", f"hint3=['{text}']"]) == {
+        "hint": text,
+        "hint2": "a#b",
+        "hint3": [text],
+    }
 
 
 def test_every_reader_of_yaml_refuses_it(tmp_path: Path) -> None:
