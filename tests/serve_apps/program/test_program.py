@@ -577,14 +577,13 @@ def test_the_client_of_a_function_waits_as_long_as_the_run_does(
     assert (trace.status, trace.error) == (EpisodeStatus.OK, "")
 
 
-@pytest.mark.nightly
 def test_a_program_whose_output_another_process_holds_open_does_not_hold_its_episode(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "pid"
-    away = f"import subprocess\np = subprocess.Popen(['sleep', '600'], start_new_session=True)\nopen({str(file)!r}, 'w').write(str(p.pid))\n"
-    trace = play(Program(ONE, command=[sys.executable, "-c", away]), tiny_model, by_turn(), timeout_s=3)
-    assert trace.status == EpisodeStatus.TIMEOUT
+    away = "import subprocess\np = subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    body = f"{say('x')}\n{away}\nopen({str(file)!r}, 'w').write(str(p.pid))\nprint(42)"
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a"), timeout_s=60)
     psutil.Process(int(file.read_text())).kill()
 
 
@@ -630,11 +629,22 @@ def test_a_container_is_started_with_the_episodes_variables(tiny_model: Path, tm
         and lines[-3:] == ["me/agent:1", "--ask", "7+6*8"]
     )
     variables = {name: json.loads(values)[name] for i, name in enumerate(lines) if lines[i - 1] == "--env"}
+    """A program that leaves a server behind, in a session of its own: its answer counts when it has ended."""
     assert variables["OPENAI_BASE_URL"] + "/agents/calculator" == variables["TROUPE_CALCULATOR_URL"]
     assert variables["OPENAI_API_KEY"] and not any(variables["OPENAI_API_KEY"] in line for line in lines)
 
 
 def test_another_program_is_another_team(tmp_path: Path) -> None:
+    assert (trace.status, trace.answer, trace.error) == (EpisodeStatus.OK, "42", "")
+
+
+def test_of_megabytes_that_a_program_writes_the_end_counts(tiny_model: Path) -> None:
+    body = f"{say('x')}\nprint('x' * 2_000_000)\nprint(42)"
+    trace = play(Program(ONE, command=code(body), answer="last_line"), tiny_model, by_turn("a"))
+    assert (trace.status, trace.answer) == (EpisodeStatus.OK, "42")
+    body = f"{say('x')}\nsys.stderr.write('log\\n' * 500_000)\nraise ValueError('the cause')"
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a"))
+    assert trace.error.endswith("ValueError: the cause")
     file = tmp_path / "agent.py"
     prints = []
     for text in ("print(1)", "print(2)"):
