@@ -119,7 +119,7 @@ class Program(Workflow):
         """The hash of the command and the files that it names, or of the function's file."""
         parts = [json.dumps(self.command).encode(), json.dumps(self.environment, sort_keys=True).encode()]
         if self._function is not None:
-            parts.append(Path(inspect.getfile(self._function)).read_bytes())
+            parts.append(Path(inspect.getfile(inspect.unwrap(self._function))).read_bytes())  # not of its decorator
         files = [Path(self.folder or ".") / part for part in self.command]
         parts += [
             file.read_bytes() for file in files if os.path.isfile(file)

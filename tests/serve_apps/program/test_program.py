@@ -702,6 +702,21 @@ def test_demonstrations_of_the_calculator_run_through_the_program_itself(tiny_mo
             lambda call, rng=rng: demonstrate(call.agent, call.task, call.inputs, rng),
         )
         assert trace.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED) and trace.turns
+def test_another_function_is_another_team_also_behind_a_decorator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tracing_of_others.py").write_text(
+        "import functools\ndef traced(f):\n    @functools.wraps(f)\n    def call(*a): return f(*a)\n    return call\n"
+    )
+    prints = []
+    for text in ("1", "2"):
+        head = "from tracing_of_others import traced\n@traced\n"
+        (tmp_path / "decorated_agent.py").write_text(f"{head}def answer(prompt, client): return {text}\n")
+        prints.append(Program(ONE, function="decorated_agent:answer").prompts_sha256)
+    assert prints[0] != prints[1]
+
+
         answers.append(trace.answer)
     assert "55" in answers and len(set(answers)) > 1
 
