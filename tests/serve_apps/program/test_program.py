@@ -498,6 +498,30 @@ def test_engines_that_fail_are_no_fault_of_the_program(tiny_model: Path) -> None
 
 def test_a_fault_of_ours_is_no_answer_of_the_program(tiny_model: Path) -> None:
     """Also where the program's own failures count as empty answers."""
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"command": ["agent.py"]}, "'agent.py' is a file that does not start by itself: make it executable"),
+        ({"command": ["./agent.py"]}, "'./agent.py' is a file that does not start by itself: make it executable"),
+        ({"command": ["echo"], "folder": "agents"}, "workflow.settings.folder: 'agents' is no folder"),
+    ],
+)
+def test_a_program_that_no_episode_could_start_is_refused_before(
+    settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text("#!/bin/sh\n")
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Program(ONE, **settings).preflight()
+
+
+def test_a_program_may_lie_on_a_path_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "my-agent").write_text("#!/bin/sh\n")
+    (tmp_path / "my-agent").chmod(0o755)
+    assert Program(ONE, command=["my-agent"], environment={"PATH": str(tmp_path)}).preflight() == ["program: my-agent"]
+    assert Program(ONE, command=["./my-agent"], folder=str(tmp_path)).preflight()
+
+
 
     def says(call: AgentCall) -> str:
         raise AttributeError("a bug")
