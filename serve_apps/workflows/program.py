@@ -228,7 +228,7 @@ class Program(Workflow):
             return await run_process(command, environment=variables, stdin=stdin, folder=self.folder)
         arguments = [_filled(part, fields) for part in self.container.arguments]
         async with self.container.started(server.folder, self._named_variables()) as (name, network):
-            command = self.container.run_command(name, network, list(variables), arguments)
+            command = self.container.run_command(name, network, list(variables), arguments, has_stdin=self.stdin)
             return await run_process(command, environment=variables, stdin=stdin, folder=self.folder)
 
     def _named_variables(self) -> dict[str, str]:
