@@ -27,6 +27,7 @@ from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.team import AgentCall
 from serve_apps.policy.client import PolicyCallError, RequestRefused
+from serve_apps.program.server import episode_server
 from serve_apps.workflows.program import Program
 from stores.traces.rows import episode_table, traces_of
 from stores.types import Completion, EpisodeStatus, FinishReason, Task, Trace
@@ -752,6 +753,19 @@ def test_many_programs_play_side_by_side(tiny_model: Path, function: str) -> Non
     program = Program(ONE, function=function)
 
     complete = saying(lambda call: call.task.task_id, tokenizer)
+
+@pytest.mark.anyio
+async def test_the_server_never_closes_a_connection_before_its_client_does() -> None:
+    """Clients keep one for 5 s, counted from when they have read an answer, which is later than the server counts."""
+    server = await episode_server("127.0.0.1")
+    reader, writer = await asyncio.open_connection(*server._socket.getsockname())
+    writer.write(b"GET /v1/episodes/none/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"404" in await reader.readline()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(7):
+            await reader.read()  # to its end
+    writer.close()
+
 
     async def all_of_them() -> Sequence[Trace]:
         tasks = [Task(task_id=f"task{i}", prompt=f"{i}", answers=()) for i in range(60)]
