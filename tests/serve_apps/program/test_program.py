@@ -451,6 +451,30 @@ def test_a_functions_score_is_checked_as_a_posted_one_is_and_only_its_episode_is
     assert PostedScore().assign_credit(good).outcome == 0.5
 
 
+@pytest.mark.parametrize(
+    ("returned", "answer", "error"),
+    [
+        ({"answer": "55", "metadata": None}, "55", ""),
+        ({"score": 0.5, "answer": None}, "", ""),
+        ({"final_answer": "55"}, "", "a mapping with the keys final_answer: an answer has the key 'answer'"),
+        ({"answer": "55", "metadata": [1]}, "", "metadata = '[1]': metadata is a mapping"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_function_returns_in_another_form_is_named_and_null_is_nothing(
+    tiny_model: Path, returned: dict[str, Any], answer: str, error: str, is_async: bool
+) -> None:
+    async def asked(prompt: str, client: Any) -> dict[str, Any]:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": prompt}])
+        return returned
+
+    program = Program(ONE, function="program_functions:says_json")
+    if is_async:
+        program._function = asked
+    trace = play(program, tiny_model, lambda call: json.dumps(returned))
+    assert trace.answer == answer and error in trace.error and bool(trace.error) == bool(error)
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_function_that_leaves_the_interpreter_ends_its_episode_only(tiny_model: Path, is_async: bool) -> None:
     async def leave(prompt: str, client: Any) -> str:
@@ -472,6 +496,30 @@ def test_a_program_that_cannot_start_says_which(tiny_model: Path) -> None:
     assert trace.status == EpisodeStatus.AGENT_ERROR and "'no-such-program' did not start: No such file" in trace.error
     with pytest.raises(ValueError, match="'no-such-program' is no file here and not on this machine's PATH"):
         program.preflight()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"command": ["agent.py"]}, "'agent.py' is a file that does not start by itself: make it executable"),
+        ({"command": ["./agent.py"]}, "'./agent.py' is a file that does not start by itself: make it executable"),
+        ({"command": ["echo"], "folder": "agents"}, "workflow.settings.folder: 'agents' is no folder"),
+    ],
+)
+def test_a_program_that_no_episode_could_start_is_refused_before(
+    settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text("#!/bin/sh\n")
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Program(ONE, **settings).preflight()
+
+
+def test_a_program_may_lie_on_a_path_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "my-agent").write_text("#!/bin/sh\n")
+    (tmp_path / "my-agent").chmod(0o755)
+    assert Program(ONE, command=["my-agent"], environment={"PATH": str(tmp_path)}).preflight() == ["program: my-agent"]
+    assert Program(ONE, command=["./my-agent"], folder=str(tmp_path)).preflight()
 
 
 def test_a_program_says_which_files_a_gateway_would_not_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,30 +547,6 @@ def test_engines_that_fail_are_no_fault_of_the_program(tiny_model: Path) -> None
 
 def test_a_fault_of_ours_is_no_answer_of_the_program(tiny_model: Path) -> None:
     """Also where the program's own failures count as empty answers."""
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"command": ["agent.py"]}, "'agent.py' is a file that does not start by itself: make it executable"),
-        ({"command": ["./agent.py"]}, "'./agent.py' is a file that does not start by itself: make it executable"),
-        ({"command": ["echo"], "folder": "agents"}, "workflow.settings.folder: 'agents' is no folder"),
-    ],
-)
-def test_a_program_that_no_episode_could_start_is_refused_before(
-    settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "agent.py").write_text("#!/bin/sh\n")
-    with pytest.raises(ValueError, match=re.escape(said)):
-        Program(ONE, **settings).preflight()
-
-
-def test_a_program_may_lie_on_a_path_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "my-agent").write_text("#!/bin/sh\n")
-    (tmp_path / "my-agent").chmod(0o755)
-    assert Program(ONE, command=["my-agent"], environment={"PATH": str(tmp_path)}).preflight() == ["program: my-agent"]
-    assert Program(ONE, command=["./my-agent"], folder=str(tmp_path)).preflight()
-
-
 
     def says(call: AgentCall) -> str:
         raise AttributeError("a bug")
@@ -605,11 +629,22 @@ def test_the_client_of_a_function_waits_as_long_as_the_run_does(
 def test_a_program_whose_output_another_process_holds_open_does_not_hold_its_episode(
     tiny_model: Path, tmp_path: Path
 ) -> None:
+    """A program that leaves a server behind, in a session of its own: its answer counts when it has ended."""
     file = tmp_path / "pid"
     away = "import subprocess\np = subprocess.Popen(['sleep', '600'], start_new_session=True)"
     body = f"{say('x')}\n{away}\nopen({str(file)!r}, 'w').write(str(p.pid))\nprint(42)"
     trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a"), timeout_s=60)
     psutil.Process(int(file.read_text())).kill()
+    assert (trace.status, trace.answer, trace.error) == (EpisodeStatus.OK, "42", "")
+
+
+def test_of_megabytes_that_a_program_writes_the_end_counts(tiny_model: Path) -> None:
+    body = f"{say('x')}\nprint('x' * 2_000_000)\nprint(42)"
+    trace = play(Program(ONE, command=code(body), answer="last_line"), tiny_model, by_turn("a"))
+    assert (trace.status, trace.answer) == (EpisodeStatus.OK, "42")
+    body = f"{say('x')}\nsys.stderr.write('log\\n' * 500_000)\nraise ValueError('the cause')"
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a"))
+    assert trace.error.endswith("ValueError: the cause")
 
 
 def _is_alive(pid: int) -> bool:
@@ -654,27 +689,31 @@ def test_a_container_is_started_with_the_episodes_variables(tiny_model: Path, tm
         and lines[-3:] == ["me/agent:1", "--ask", "7+6*8"]
     )
     variables = {name: json.loads(values)[name] for i, name in enumerate(lines) if lines[i - 1] == "--env"}
-    """A program that leaves a server behind, in a session of its own: its answer counts when it has ended."""
     assert variables["OPENAI_BASE_URL"] + "/agents/calculator" == variables["TROUPE_CALCULATOR_URL"]
     assert variables["OPENAI_API_KEY"] and not any(variables["OPENAI_API_KEY"] in line for line in lines)
 
 
 def test_another_program_is_another_team(tmp_path: Path) -> None:
-    assert (trace.status, trace.answer, trace.error) == (EpisodeStatus.OK, "42", "")
-
-
-def test_of_megabytes_that_a_program_writes_the_end_counts(tiny_model: Path) -> None:
-    body = f"{say('x')}\nprint('x' * 2_000_000)\nprint(42)"
-    trace = play(Program(ONE, command=code(body), answer="last_line"), tiny_model, by_turn("a"))
-    assert (trace.status, trace.answer) == (EpisodeStatus.OK, "42")
-    body = f"{say('x')}\nsys.stderr.write('log\\n' * 500_000)\nraise ValueError('the cause')"
-    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a"))
-    assert trace.error.endswith("ValueError: the cause")
     file = tmp_path / "agent.py"
     prints = []
     for text in ("print(1)", "print(2)"):
         file.write_text(text)
         prints.append(Program(ONE, command=[sys.executable, str(file)]).prompts_sha256)
+    assert prints[0] != prints[1]
+
+
+def test_another_function_is_another_team_also_behind_a_decorator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tracing_of_others.py").write_text(
+        "import functools\ndef traced(f):\n    @functools.wraps(f)\n    def call(*a): return f(*a)\n    return call\n"
+    )
+    prints = []
+    for text in ("1", "2"):
+        head = "from tracing_of_others import traced\n@traced\n"
+        (tmp_path / "decorated_agent.py").write_text(f"{head}def answer(prompt, client): return {text}\n")
+        prints.append(Program(ONE, function="decorated_agent:answer").prompts_sha256)
     assert prints[0] != prints[1]
 
 
@@ -715,45 +754,6 @@ def test_a_key_or_an_episode_that_is_none_is_refused(tiny_model: Path) -> None:
     assert seen == [(401, "invalid_api_key"), (404, "episode_not_found")]
 
 
-def test_demonstrations_of_the_calculator_run_through_the_program_itself(tiny_model: Path) -> None:
-    import random
-
-    answers = []
-    for seed in range(6):
-        rng = random.Random(seed)
-        trace = play(
-            Program(ONE, function="pipelines.examples.calculator.program:answer", failure="no_answer"),
-            tiny_model,
-            lambda call, rng=rng: demonstrate(call.agent, call.task, call.inputs, rng),
-        )
-        assert trace.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED) and trace.turns
-def test_another_function_is_another_team_also_behind_a_decorator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "tracing_of_others.py").write_text(
-        "import functools\ndef traced(f):\n    @functools.wraps(f)\n    def call(*a): return f(*a)\n    return call\n"
-    )
-    prints = []
-    for text in ("1", "2"):
-        head = "from tracing_of_others import traced\n@traced\n"
-        (tmp_path / "decorated_agent.py").write_text(f"{head}def answer(prompt, client): return {text}\n")
-        prints.append(Program(ONE, function="decorated_agent:answer").prompts_sha256)
-    assert prints[0] != prints[1]
-
-
-        answers.append(trace.answer)
-    assert "55" in answers and len(set(answers)) > 1
-
-
-@pytest.mark.parametrize("function", ["pipelines.examples.calculator.program:answer", "program_functions:closes"])
-def test_many_programs_play_side_by_side(tiny_model: Path, function: str) -> None:
-    """Turns of one never reach another, nor do their spans, and one that closes its client closes no other's."""
-    tokenizer = ChatTokenizer(tiny_model)
-    program = Program(ONE, function=function)
-
-    complete = saying(lambda call: call.task.task_id, tokenizer)
-
 @pytest.mark.anyio
 async def test_the_server_never_closes_a_connection_before_its_client_does() -> None:
     """Clients keep one for 5 s, counted from when they have read an answer, which is later than the server counts."""
@@ -766,6 +766,30 @@ async def test_the_server_never_closes_a_connection_before_its_client_does() -> 
             await reader.read()  # to its end
     writer.close()
 
+
+def test_demonstrations_of_the_calculator_run_through_the_program_itself(tiny_model: Path) -> None:
+    import random
+
+    answers = []
+    for seed in range(6):
+        rng = random.Random(seed)
+        trace = play(
+            Program(ONE, function="pipelines.examples.calculator.program:answer", failure="no_answer"),
+            tiny_model,
+            lambda call, rng=rng: demonstrate(call.agent, call.task, call.inputs, rng),
+        )
+        assert trace.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED) and trace.turns
+        answers.append(trace.answer)
+    assert "55" in answers and len(set(answers)) > 1
+
+
+@pytest.mark.parametrize("function", ["pipelines.examples.calculator.program:answer", "program_functions:closes"])
+def test_many_programs_play_side_by_side(tiny_model: Path, function: str) -> None:
+    """Turns of one never reach another, nor do their spans, and one that closes its client closes no other's."""
+    tokenizer = ChatTokenizer(tiny_model)
+    program = Program(ONE, function=function)
+
+    complete = saying(lambda call: call.task.task_id, tokenizer)
 
     async def all_of_them() -> Sequence[Trace]:
         tasks = [Task(task_id=f"task{i}", prompt=f"{i}", answers=()) for i in range(60)]
