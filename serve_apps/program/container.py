@@ -51,14 +51,18 @@ class Container:
         """Whether programs reach the episode's API alone, through a forwarder."""
         return self.network == "none"
 
-    def run_command(self, name: str, network: str, variables: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    def run_command(
+        self, name: str, network: str, variables: Sequence[str], arguments: Sequence[str], *, has_stdin: bool = False
+    ) -> list[str]:
         """Returns the command of the program's container.
 
-        Args: variables: their names alone, so that no value, such as the episode's key, stands among the machine's processes.
+        Args:
+            variables: their names alone, so that no value, such as the episode's key, stands among the machine's processes.
+            has_stdin: whether the program reads standard input, of which an engine passes nothing on by itself.
         """
         passed = [part for variable in variables for part in ("--env", variable)]
         start = [self.engine, "run", "--rm", "--name", name, "--network", network]
-        return [*start, *passed, *self.options, self.image, *arguments]
+        return [*start, *(["--interactive"] if has_stdin else []), *passed, *self.options, self.image, *arguments]
 
     def forwarder_command(self, name: str, folder: Path) -> list[str]:
         """Returns the command of the forwarder's container; it ends with its standard input. Args: folder: holds the socket."""

@@ -29,6 +29,7 @@ from serve_apps.openai_api.constraints import prepared_constraint
 from serve_apps.openai_api.protocol import ApiError, Metadata, RequestBody, usage_body
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
+from serve_apps.program.process import ProgramError
 from stores.types import FinishReason, Turn
 
 TURN_LIMIT = "turn_limit"
@@ -142,12 +143,14 @@ class ProgramEpisode:
         conversations.
 
         Args: error: how the program failed although the episode counts.
+
+        Raises ProgramError for a mapping that is no result.
         """
-        result: Mapping[str, Any] = returned if isinstance(returned, Mapping) else {"answer": returned}
         posted = self.outcome
+        result = _result(returned, is_posted=posted is not None)
         answer = result.get("answer", "") if posted is None or posted.answer is None else posted.answer
         score = result.get("score") if posted is None or posted.score is None else posted.score
-        metadata = {**result.get("metadata", {}), **({} if posted is None else posted.metadata)}
+        metadata = {**(result.get("metadata") or {}), **({} if posted is None else posted.metadata)}
         metadata[CONVERSATIONS] = self.growth
         if score is not None:
             metadata[SCORE] = score
@@ -280,6 +283,23 @@ class ProgramEpisode:
                 )
                 unread[message.tool_call_id or ""] = index
         return {i: unread[i] for message in request.messages if (i := message.tool_call_id or "") in unread}
+
+
+def _result(returned: Any, *, is_posted: bool) -> Mapping[str, Any]:
+    """Returns what a program returned as `answer`, `score` and `metadata`; ProgramError where it means another form.
+
+    A mapping without these keys has its answer under another name, which would count as an empty one; not where an outcome is posted.
+    """
+    if not isinstance(returned, Mapping):
+        return {"answer": returned}
+    keys = [str(key) for key in returned if key != "id"]
+    if keys and not is_posted and not {"answer", "score", "metadata"} & {*keys}:
+        raise ProgramError(
+            f"the program returned a mapping with the keys {', '.join(keys)}: an answer has the key 'answer'"
+        )
+    if not isinstance(returned.get("metadata") or {}, Mapping):
+        raise ProgramError(f"the program returned metadata = {str(returned['metadata'])[:80]!r}: metadata is a mapping")
+    return returned
 
 
 def _answer_body(

@@ -22,7 +22,7 @@ def main() -> None:
     function = open_by_name(sys.argv[1], place="workflow.settings.function")
     for line in episodes:
         episode = json.loads(line)
-        print(json.dumps({"id": episode["id"], **_played(function, episode)}), file=answers, flush=True)
+        print(json.dumps({**_played(function, episode), "id": episode["id"]}), file=answers, flush=True)
 
 
 def _played(function: Callable[[str, Any], Any], episode: dict[str, Any]) -> dict[str, Any]:
@@ -30,7 +30,8 @@ def _played(function: Callable[[str, Any], Any], episode: dict[str, Any]) -> dic
         with OpenAI(base_url=episode["base_url"], api_key=episode["api_key"], max_retries=0, timeout=None) as client:
             returned = function(episode["prompt"], client)
         result = returned if isinstance(returned, dict) else {"answer": returned}
-        reply = {name: result[name] for name in ("answer", "score", "metadata") if name in result}
+        # One that has none of these is handed on whole: the episode refuses it by its keys.
+        reply = {name: result[name] for name in ("answer", "score", "metadata") if name in result} or result
         json.dumps(reply)
     except SystemExit as left:
         return {"error": f"the function called sys.exit({left.code!r})"}

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 MAX_OUTPUT = 1_000_000
-"""The number of bytes of output that are kept; further output is read and dropped."""
+"""The number of bytes of output that are kept, the last ones: there stand the answer, and what a program failed with."""
 END_S = 5.0
 """Seconds that a killed program may take to end."""
-LOOK_S = 0.5
+LOOK_S = 0.2
 """Seconds between two looks at whether a program has ended."""
+REST_LOOKS = 5
+"""Looks at a program that has ended in which the rest of its output is read, where another process holds that open."""
 TAIL = 2_000
 """The number of characters of standard error that an error quotes."""
 
@@ -56,7 +60,10 @@ async def started(
             start_new_session=True,
         )
     except OSError as error:
-        raise ProgramError(f"{command[0]!r} did not start: {error.strerror or error}") from None
+        where = f"{command[0]!r} did not start"
+        if folder is not None and error.filename == folder:
+            where = f"{command[0]!r} did not start in the folder {folder!r}"
+        raise ProgramError(f"{where}: {error.strerror or error}") from None
 
 
 async def run_process(
@@ -68,38 +75,57 @@ async def run_process(
     """
     process = await started(command, environment=environment, folder=folder, has_stdin=stdin is not None)
     assert process.stdout is not None and process.stderr is not None
-    leftovers = asyncio.create_task(_end_leftovers(process))
+    output, errors = deque[bytes](), deque[bytes]()
+    reading = asyncio.gather(_read(process.stdout, output), _read(process.stderr, errors), _feed(process, stdin))
+    ending = asyncio.ensure_future(_end_leftovers(process))
+    either: set[asyncio.Future[Any]] = {reading, ending}
     try:
-        output, errors, _ = await asyncio.gather(
-            _read(process.stdout, MAX_OUTPUT), _read(process.stderr, MAX_OUTPUT), _feed(process, stdin)
-        )
-        exit_code = await process.wait()
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            reading.result()
+        exit_code = await ended(process)
     finally:
-        leftovers.cancel()
+        reading.cancel()
+        ending.cancel()
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        # A process that left the group may hold the output open, for which `wait` waits as well.
-        with suppress(ProcessLookupError, TimeoutError):
-            await asyncio.wait_for(process.wait(), timeout=END_S)
-    return Ended(exit_code=exit_code, output=output, error_tail=errors[-TAIL:])
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended(process), timeout=END_S)
+        await asyncio.gather(reading, ending, return_exceptions=True)
+    return Ended(exit_code=exit_code, output=_text(output), error_tail=_text(errors)[-TAIL:])
+
+
+async def ended(process: asyncio.subprocess.Process) -> int:
+    """Returns the exit code of a process when it has ended: `wait` would wait for its output, too, which its children may hold open."""
+    while process.returncode is None:
+        await asyncio.sleep(LOOK_S)
+    return process.returncode
 
 
 async def _end_leftovers(process: asyncio.subprocess.Process) -> None:
-    """Kills what a program left running when it ended: that may hold the output open, whose end is waited for."""
-    while process.returncode is None:  # `wait` would wait for the output, too
-        await asyncio.sleep(LOOK_S)
+    """Kills what a program left running when it ended, and waits until what it wrote is read.
+
+    A process that left the group stays, and holds the output open as long as it likes: that is not waited for.
+    """
+    await ended(process)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    for _ in range(REST_LOOKS):  # not one long look: an event loop that stood still meanwhile has read nothing in it
+        await asyncio.sleep(LOOK_S)
 
 
-async def _read(stream: asyncio.StreamReader, limit: int) -> str:
-    """Returns the first `limit` bytes as text, and reads the rest."""
-    blocks, size = [], 0
+async def _read(stream: asyncio.StreamReader, kept: deque[bytes]) -> None:
+    """Reads to the end, and keeps the blocks in which the last `MAX_OUTPUT` bytes stand."""
+    size = 0
     while block := await stream.read(65_536):
-        if size < limit:
-            blocks.append(block[: limit - size])
-            size += len(blocks[-1])
-    return b"".join(blocks).decode(errors="replace")
+        kept.append(block)
+        size += len(block)
+        while size - len(kept[0]) >= MAX_OUTPUT:
+            size -= len(kept.popleft())
+
+
+def _text(kept: deque[bytes]) -> str:
+    return b"".join(kept)[-MAX_OUTPUT:].decode(errors="replace")
 
 
 async def _feed(process: asyncio.subprocess.Process, text: str | None) -> None:

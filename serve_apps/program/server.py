@@ -31,6 +31,9 @@ from serve_apps.program.routes import episode_routes
 from serve_apps.spans import process_spans
 
 START_S = 10.0
+KEEPALIVE_S = 3600
+"""How long a connection without a request is kept: longer than any client keeps it. A server that closes it sooner meets the next call
+of a program with a closed one, where its event loop, or the program, stood still for a while."""
 SOCKET = "unix"
 """In place of a host: a Unix socket."""
 SOCKET_NAME = "episodes.sock"
@@ -54,7 +57,13 @@ class EpisodeServer:
         if self.folder is None:
             self._address = f"{host}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
-            build_api(self.episodes), http=HttpConnection, ws="none", log_config=None, access_log=False, lifespan="off"
+            build_api(self.episodes),
+            http=HttpConnection,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=KEEPALIVE_S,
         )
         self._server = uvicorn.Server(config)
         self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]

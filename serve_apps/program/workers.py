@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from serve_apps.program.process import MAX_OUTPUT, TAIL, ProgramError, started
+from serve_apps.program.process import MAX_OUTPUT, TAIL, ProgramError, ended, started
 
 IDLE_S = 60.0
 
@@ -107,7 +107,7 @@ class Workers:
         except ValueError:
             raise ProgramError(f"the program wrote a line of more than {MAX_OUTPUT} bytes") from None
         if not line.endswith(b"\n"):
-            code = await process.wait()
+            code = await ended(process)
             if worker.reading is not None:  # what its children hold open is not waited for
                 await asyncio.wait({worker.reading}, timeout=1)
             raise ProgramError(

@@ -25,7 +25,11 @@ MAX_ANSWER_CHARS = 1000
 _TAG = re.compile(r"<(/?)(?:FINAL_)?ANSWER>", re.IGNORECASE)
 _EMPHASIS = re.compile(r"(?<![\w)*`\\])(\*{1,3}|`+)(?=\S)([^*`]+)(?<=\S)\1!*(?![\w(*`])")
 _UNDERLINED = re.compile(r"(?<![^\s(])(_{1,3})(?=[^\s_{])([^_]+)(?<=\S)\1!*(?![\w(_{\\])")
-_ANNOUNCEMENT = re.compile(r"answer\s*(?:is\b\s*:?|:)|^[# ]{0,12}(?:the )?(?:final )?answer[ \t]{0,9}$", re.I | re.M)
+_ANNOUNCEMENT = re.compile(
+    r"answer\s*(?:is\b\s*:?|:)|^[# ]{0,12}(?:the )?(?:final )?answer[ \t]{0,9}$|^####(?=[ \t]*[^\s#]{0,40}\d[^\s#]{0,40}[ \t]*$)",
+    re.I | re.M,
+)
+"""The last one is GSM8K's, for which prompts of its data sets ask: a line of `#### ` and one number."""
 _CLOSING_PHRASE = re.compile(
     r"\b(?:if (?:you|there|anything)\b[^.!?\n\d$\\=]{0,60},? )?(?:please,? )?(?:i (?:sincerely )?hope|hope (?:it|this|that)|let me know|thank you|thanks|feel free|good luck|"
     r"(?:this|that) (?:completes|concludes)|q\.?e\.?d)\b",
@@ -42,6 +46,7 @@ _LATEX = str.maketrans(
     | {"°": "^\\circ "}
 )
 _ROOT = re.compile(r"([√∛])\s*(\d+(?:\.\d+)?|[^\W\d_])")
+_DEGREE = re.compile(r"(?:\^\s?\{\s?\\degree\s?\}|\^?\s?\\degree(?![a-zA-Z]))")
 _CURRENCY = re.compile("[\u00a2-\u00a5\u20a0-\u20c0]")
 _TIMES = re.compile(r"(?<=\d)\s*x\s*(?=10\^)")
 _PI = re.compile(r"(?<![a-zA-Z\\])pi(?![a-zA-Z])")
@@ -76,6 +81,8 @@ _UNEVALUATED = re.compile(
 _DIGITS = re.compile(r"\d[\d.,]*(?:\\(?:overline|bar|dot)\s*\{?\d+\}?)?")
 _EXPONENT = re.compile(r"\^\s*(?:\{\s*[+-]?\d+\s*\}|[+-]?\d+)|(?<=[a-zA-Z])[23]\b")
 _BASE = re.compile(r"\d_\{?(\d+)\}?$")
+_HALF_DAY = re.compile(r"(?<![a-z])([ap])\.?\s?m\b", re.IGNORECASE)
+"""math-verify takes them for units, which it leaves out."""
 _WORDS = re.compile(r"[^\W\d_]+(?: [^\W\d_]+)*")
 _PROSE_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")
 _SEPARATOR = re.compile(r"[,;]|\bor\b|\band\b")
@@ -162,7 +169,7 @@ def _typed(text: str) -> str:
 
     A currency is no part of a number.
     """
-    text = in_plain_signs(text.translate(_LATEX))
+    text = _DEGREE.sub(r"^\\circ ", in_plain_signs(text.translate(_LATEX)))
     text = _ROOT.sub(lambda root: f"\\sqrt{'[3]' if root[1] == '∛' else ''}{{{root[2]}}}", text).replace("√", "sqrt")
     text = _TIMES.sub(r"\\times ", _PI.sub(r"\\pi", _CURRENCY.sub("", text)))
     return _MIXED.sub(lambda m: f"{m[1]}\\frac{{{m[2]}}}{{{m[3]}}}" if int(m[2]) < int(m[3]) else m[0], text)
@@ -212,8 +219,12 @@ def one_line(text: str) -> str:
 def _matches(stated: str, reference: str) -> bool:
     if stated == reference:
         return True
-    bases = {base[1] for text in (stated, reference) if (base := _BASE.search(text))}
-    if len(stated) > MAX_ANSWER_CHARS or not reference or len(bases) > 1:
+    if len(stated) > MAX_ANSWER_CHARS or not reference:
+        return False
+    if any(
+        len({found[1].lower() for text in (stated, reference) if (found := sign.search(text))}) > 1
+        for sign in (_BASE, _HALF_DAY)
+    ):
         return False
     expected = _value(reference)
     if expected is None:
@@ -257,6 +268,8 @@ def _mean_the_same(stated: str, reference: str) -> bool:
     if stated == reference:
         return True
     said, right = (_TEXT.sub(r"\1", text).strip() for text in (stated, reference))
+    if said == right:
+        return True
     letters = right.replace(" ", "")
     are_words = len(letters) > 3 or (len(letters) > 1 and not letters.islower())
     if are_words and _WORDS.fullmatch(right) and _WORDS.fullmatch(said):

@@ -1,7 +1,8 @@
 """math_judge: two texts in LaTeX -> whether math-verify finds that they state the same value.
 
 It runs in a child process, because a deadline must hold in any thread and against code that no signal handler can interrupt
-(`9^{9^{9^9}}` is one C call): the alarm of the child kills it.
+(`9^{9^{9^9}}` is one C call): a timer of the child kills it. The timer counts the child's own processor time: on a busy machine a
+right answer takes seconds more, and is right all the same.
 
 Run as a script, this file is that child: one JSON request per line in, one verdict per line out.
 """
@@ -17,7 +18,7 @@ import threading
 from typing import Any
 
 DEADLINE_S = 5
-"""Seconds that math-verify may take for one pair of answers."""
+"""Seconds of processor time that math-verify may take for one pair of answers."""
 _START_DEADLINE_S = 120
 _MEMORY_BYTES = 4 << 30
 
@@ -45,10 +46,14 @@ class MathJudge:
                     line = child.stdout.readline()
                 except BrokenPipeError:
                     line = ""
+                except BaseException:  # Ctrl-C: a verdict that was not read would be taken for the next pair's
+                    child.kill()
+                    self._child = None
+                    raise
                 if line:
                     return line.strip() == "1"
                 self._child = None
-                if child.wait() == -signal.SIGALRM:
+                if child.wait() == -signal.SIGPROF:
                     return False
             return False
 
@@ -76,11 +81,12 @@ class MathJudge:
 def _serve() -> None:
     """Runs as the child: writes verdicts until stdin ends.
 
-    The alarm keeps its default action, so that the kernel enforces it.
+    Alarm and timer keep their default action, so that the kernel enforces them.
     """
     import resource
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.alarm(_START_DEADLINE_S)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     replies = os.fdopen(os.dup(1), "w")
@@ -105,10 +111,10 @@ def _serve() -> None:
     print("ready", file=replies, flush=True)
     signal.alarm(0)
     for line in sys.stdin:
-        signal.alarm(DEADLINE_S)
+        signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
         stated, reference = json.loads(line)
         is_equal = verify(parsed(reference), parsed(stated), timeout_seconds=0)
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print("1" if is_equal else "0", file=replies, flush=True)
 
 

@@ -119,7 +119,7 @@ class Program(Workflow):
         """The hash of the command and the files that it names, or of the function's file."""
         parts = [json.dumps(self.command).encode(), json.dumps(self.environment, sort_keys=True).encode()]
         if self._function is not None:
-            parts.append(Path(inspect.getfile(self._function)).read_bytes())
+            parts.append(Path(inspect.getfile(inspect.unwrap(self._function))).read_bytes())  # not of its decorator
         files = [Path(self.folder or ".") / part for part in self.command]
         parts += [
             file.read_bytes() for file in files if os.path.isfile(file)
@@ -130,10 +130,16 @@ class Program(Workflow):
         """Returns how the program is started; ValueError where it cannot be."""
         if self._function is not None:
             return [f"program: {self.function_path}"]
-        if shutil.which(self.command[0], path=None) is None and not Path(self.folder or ".", self.command[0]).is_file():
-            raise ValueError(
-                f"workflow.settings: program {self.command[0]!r} is no file here and not on this machine's PATH"
-            )
+        folder, name = Path(self.folder or ".").absolute(), self.command[0]
+        if not folder.is_dir():
+            raise ValueError(f"workflow.settings.folder: {self.folder!r} is no folder on this machine")
+        # What has no slash is looked for on PATH alone, as when it is started: on the program's own, where it has one.
+        found = shutil.which(str(folder / name) if os.sep in name else name, path=self._named_variables().get("PATH"))
+        if found is None:
+            here = "is no file here and not on this machine's PATH"
+            if (folder / name).is_file():
+                here = "is a file that does not start by itself: make it executable and write ./ before it, or name its interpreter first"
+            raise ValueError(f"workflow.settings: program {name!r} {here}")
         files = [part for part in self.command if not os.path.isabs(part) and Path(self.folder or ".", part).is_file()]
         where = (
             f" (found from this folder: {', '.join(files)}; to serve the team, give absolute paths)" if files else ""
@@ -222,7 +228,7 @@ class Program(Workflow):
             return await run_process(command, environment=variables, stdin=stdin, folder=self.folder)
         arguments = [_filled(part, fields) for part in self.container.arguments]
         async with self.container.started(server.folder, self._named_variables()) as (name, network):
-            command = self.container.run_command(name, network, list(variables), arguments)
+            command = self.container.run_command(name, network, list(variables), arguments, has_stdin=self.stdin)
             return await run_process(command, environment=variables, stdin=stdin, folder=self.folder)
 
     def _named_variables(self) -> dict[str, str]:

@@ -66,7 +66,10 @@ def run(words: list[str]) -> int:
         command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
     ) as container:
         assert container.stdin is not None and container.stdout is not None and container.stderr is not None
-        threading.Thread(target=relay, args=(sys.stdin.buffer, container.stdin), daemon=True).start()
+        if "--interactive" in values:
+            threading.Thread(target=relay, args=(sys.stdin.buffer, container.stdin), daemon=True).start()
+        else:
+            container.stdin.close()
         outputs = ((container.stdout, sys.stdout.buffer), (container.stderr, sys.stderr.buffer))
         relays = [threading.Thread(target=relay, args=ends) for ends in outputs]
         for thread in relays:

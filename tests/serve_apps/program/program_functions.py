@@ -26,6 +26,11 @@ def ask(prompt: str, client: Any) -> str:
     return str(reply.choices[0].message.content)
 
 
+def says_json(prompt: str, client: Any) -> Any:
+    """Returns the data that the model says."""
+    return json.loads(ask(prompt, client))
+
+
 async def closes(prompt: str, client: Any) -> str:
     """Closes its client when it is done, as openai's documentation does."""
     async with client:

@@ -82,6 +82,18 @@ def test_a_program_in_a_container_reaches_its_episode_and_nothing_else(
     socket.create_connection(("127.0.0.1", neighbour), timeout=2).close()  # which is there
 
 
+def test_a_program_in_a_container_reads_the_prompt_from_its_standard_input(
+    tiny_model: Path, tmp_path: Path, engine: Path
+) -> None:
+    """An engine passes standard input on where it is asked to alone, and the program would read an empty prompt."""
+    told = ASK.replace("sys.argv[1]", "sys.stdin.read()").replace("sys.argv[2]", "1")
+    (tmp_path / "agent.py").write_text(told)
+    program = Program(ONE, container={"image": str(tmp_path / "agent.py"), "engine": str(engine)}, stdin=True)
+    trace = play(program, tiny_model, by_turn("hm"))
+    assert trace.status == EpisodeStatus.OK, trace.error
+    assert json.loads(trace.answer)["prompt"] == "7+6*8"
+
+
 @pytest.mark.nightly
 def test_no_container_is_left_of_an_episode_that_ran_into_its_deadline(
     tiny_model: Path, tmp_path: Path, engine: Path

@@ -27,6 +27,7 @@ from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.team import AgentCall
 from serve_apps.policy.client import PolicyCallError, RequestRefused
+from serve_apps.program.server import episode_server
 from serve_apps.workflows.program import Program
 from stores.traces.rows import episode_table, traces_of
 from stores.types import Completion, EpisodeStatus, FinishReason, Task, Trace
@@ -450,6 +451,30 @@ def test_a_functions_score_is_checked_as_a_posted_one_is_and_only_its_episode_is
     assert PostedScore().assign_credit(good).outcome == 0.5
 
 
+@pytest.mark.parametrize(
+    ("returned", "answer", "error"),
+    [
+        ({"answer": "55", "metadata": None}, "55", ""),
+        ({"score": 0.5, "answer": None}, "", ""),
+        ({"final_answer": "55"}, "", "a mapping with the keys final_answer: an answer has the key 'answer'"),
+        ({"answer": "55", "metadata": [1]}, "", "metadata = '[1]': metadata is a mapping"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_function_returns_in_another_form_is_named_and_null_is_nothing(
+    tiny_model: Path, returned: dict[str, Any], answer: str, error: str, is_async: bool
+) -> None:
+    async def asked(prompt: str, client: Any) -> dict[str, Any]:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": prompt}])
+        return returned
+
+    program = Program(ONE, function="program_functions:says_json")
+    if is_async:
+        program._function = asked
+    trace = play(program, tiny_model, lambda call: json.dumps(returned))
+    assert trace.answer == answer and error in trace.error and bool(trace.error) == bool(error)
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_function_that_leaves_the_interpreter_ends_its_episode_only(tiny_model: Path, is_async: bool) -> None:
     async def leave(prompt: str, client: Any) -> str:
@@ -471,6 +496,30 @@ def test_a_program_that_cannot_start_says_which(tiny_model: Path) -> None:
     assert trace.status == EpisodeStatus.AGENT_ERROR and "'no-such-program' did not start: No such file" in trace.error
     with pytest.raises(ValueError, match="'no-such-program' is no file here and not on this machine's PATH"):
         program.preflight()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"command": ["agent.py"]}, "'agent.py' is a file that does not start by itself: make it executable"),
+        ({"command": ["./agent.py"]}, "'./agent.py' is a file that does not start by itself: make it executable"),
+        ({"command": ["echo"], "folder": "agents"}, "workflow.settings.folder: 'agents' is no folder"),
+    ],
+)
+def test_a_program_that_no_episode_could_start_is_refused_before(
+    settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text("#!/bin/sh\n")
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Program(ONE, **settings).preflight()
+
+
+def test_a_program_may_lie_on_a_path_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "my-agent").write_text("#!/bin/sh\n")
+    (tmp_path / "my-agent").chmod(0o755)
+    assert Program(ONE, command=["my-agent"], environment={"PATH": str(tmp_path)}).preflight() == ["program: my-agent"]
+    assert Program(ONE, command=["./my-agent"], folder=str(tmp_path)).preflight()
 
 
 def test_a_program_says_which_files_a_gateway_would_not_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,15 +626,25 @@ def test_the_client_of_a_function_waits_as_long_as_the_run_does(
     assert (trace.status, trace.error) == (EpisodeStatus.OK, "")
 
 
-@pytest.mark.nightly
 def test_a_program_whose_output_another_process_holds_open_does_not_hold_its_episode(
     tiny_model: Path, tmp_path: Path
 ) -> None:
+    """A program that leaves a server behind, in a session of its own: its answer counts when it has ended."""
     file = tmp_path / "pid"
-    away = f"import subprocess\np = subprocess.Popen(['sleep', '600'], start_new_session=True)\nopen({str(file)!r}, 'w').write(str(p.pid))\n"
-    trace = play(Program(ONE, command=[sys.executable, "-c", away]), tiny_model, by_turn(), timeout_s=3)
-    assert trace.status == EpisodeStatus.TIMEOUT
+    away = "import subprocess\np = subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    body = f"{say('x')}\n{away}\nopen({str(file)!r}, 'w').write(str(p.pid))\nprint(42)"
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a"), timeout_s=60)
     psutil.Process(int(file.read_text())).kill()
+    assert (trace.status, trace.answer, trace.error) == (EpisodeStatus.OK, "42", "")
+
+
+def test_of_megabytes_that_a_program_writes_the_end_counts(tiny_model: Path) -> None:
+    body = f"{say('x')}\nprint('x' * 2_000_000)\nprint(42)"
+    trace = play(Program(ONE, command=code(body), answer="last_line"), tiny_model, by_turn("a"))
+    assert (trace.status, trace.answer) == (EpisodeStatus.OK, "42")
+    body = f"{say('x')}\nsys.stderr.write('log\\n' * 500_000)\nraise ValueError('the cause')"
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a"))
+    assert trace.error.endswith("ValueError: the cause")
 
 
 def _is_alive(pid: int) -> bool:
@@ -643,6 +702,21 @@ def test_another_program_is_another_team(tmp_path: Path) -> None:
     assert prints[0] != prints[1]
 
 
+def test_another_function_is_another_team_also_behind_a_decorator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tracing_of_others.py").write_text(
+        "import functools\ndef traced(f):\n    @functools.wraps(f)\n    def call(*a): return f(*a)\n    return call\n"
+    )
+    prints = []
+    for text in ("1", "2"):
+        head = "from tracing_of_others import traced\n@traced\n"
+        (tmp_path / "decorated_agent.py").write_text(f"{head}def answer(prompt, client): return {text}\n")
+        prints.append(Program(ONE, function="decorated_agent:answer").prompts_sha256)
+    assert prints[0] != prints[1]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -678,6 +752,19 @@ def test_a_key_or_an_episode_that_is_none_is_refused(tiny_model: Path) -> None:
     program._function = ask
     play(program, tiny_model, by_turn())
     assert seen == [(401, "invalid_api_key"), (404, "episode_not_found")]
+
+
+@pytest.mark.anyio
+async def test_the_server_never_closes_a_connection_before_its_client_does() -> None:
+    """Clients keep one for 5 s, counted from when they have read an answer, which is later than the server counts."""
+    server = await episode_server("127.0.0.1")
+    reader, writer = await asyncio.open_connection(*server._socket.getsockname())
+    writer.write(b"GET /v1/episodes/none/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"404" in await reader.readline()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(7):
+            await reader.read()  # to its end
+    writer.close()
 
 
 def test_demonstrations_of_the_calculator_run_through_the_program_itself(tiny_model: Path) -> None:

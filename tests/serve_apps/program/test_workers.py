@@ -83,6 +83,20 @@ async def test_what_is_no_answer_is_the_programs_error_and_the_next_has_a_new_pr
 
 
 @pytest.mark.anyio
+async def test_what_a_process_left_behind_does_not_hold_the_episode_in_which_it_died() -> None:
+    """The child has the standard error of its parent, whose end is not waited for."""
+    away = "subprocess.Popen(['sleep', '20'], start_new_session=True, stdout=subprocess.DEVNULL)"
+    died = Workers(
+        [sys.executable, "-c", f"import os, subprocess, sys\nsys.stdin.readline()\n{away}\nos._exit(3)"],
+        environment={},
+        folder=None,
+    )
+    with pytest.raises(ProgramError, match="ended with exit code 3"):
+        async with asyncio.timeout(15):
+            await died.play(episode("x"))
+
+
+@pytest.mark.anyio
 async def test_an_answer_too_many_is_never_the_next_episodes() -> None:
     played = echo()
     assert (await played.play(episode("twice")))["answer"] == "twice"

@@ -205,6 +205,13 @@ RIGHT = {
         ("3·4x", "12x"),
         ("41 m·s⁻¹", "41"),
     ],
+    "GSM8K's own form": [
+        ("He pays 6 * 3 = 18.\n#### 18", "18"),
+        ("First 3, then 4.\n#### $1,234", "1234"),
+        ("#### 18", "She makes 9 * 2 = 18.\n#### 18"),
+    ],
+    "degrees and texts": [(r"45\degree", "45"), (r"45^\degree", r"45^\circ"), (r"\text{June 20}", "June 20")],
+    "times of day": [("10:30 pm", r"10:30\text{ p.m.}"), ("10:30", r"10:30\text{ a.m.}")],
     "numbers as programs print them": [
         ("1e-3", "0.001"),
         ("1.5e3", "1500"),
@@ -347,6 +354,12 @@ WRONG = {
     ],
     "other bases": [("101_3", "101_2"), ("52_{16}", "52_8")],
     "numbers as programs print them": [("1.5e3, 2", "1500, 3"), ("1e3x, 2", "1000, 2")],
+    "GSM8K's own form": [
+        ("#### 1. First\nThe answer is 4.", "1"),
+        ("18\n#### 19", "18"),
+        ("18\n#### Check it 18", "19"),
+    ],
+    "times of day": [("10:30 pm", "10:30 am"), ("3 pm", "3 am"), (r"10:30\text{ p.m.}", r"10:30\text{ a.m.}")],
     "phrases that state something": [
         ("42. I hope 41", "41"),
         ("41. No, 42", "41"),
