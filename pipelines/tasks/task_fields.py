@@ -53,6 +53,8 @@ ID_FIELDS = ("task_id", "id", "unique_id", "question_id", "query_id", "uid", "ex
 SOURCE_FIELDS = ("data_source", "source", "env_kwargs.data_source")
 INNER_ANSWER_FIELDS = ("target", "ground_truth", "golden_answers", "answer")
 """Fields of an object that stands where an answer is looked for: they hold the answers."""
+PUZZLE = "numbers"
+"""Where an object has it beside the target, as in Countdown, the target is what an answer must come to, and no answer."""
 METADATA = "metadata"
 """The field whose entries become the task's metadata; they win over those of verl's `extra_info`."""
 PASSAGE_FIELDS = ("passage", "context", "article", "story", "paragraph", "body", "table")
@@ -370,6 +372,11 @@ def _answer_texts(value: Any, at: str) -> list[str]:
     """
     data = data_of(value)
     if isinstance(data, Mapping) and (inner_answers := [data[f] for f in INNER_ANSWER_FIELDS if f in data]):
+        if PUZZLE in data:
+            raise ValueError(
+                f"{at} has {PUZZLE!r} beside its target: any expression of these numbers that gives it is right, and the target alone is not; "
+                "write rows without an answer, with both in `metadata`, and check them by a credit rule of your own"
+            )
         inner = next((item for item in inner_answers if item is not None), None)
         return [] if inner is None else _answer_texts(inner, at)
     if isinstance(data, list) and (value is data or any(map(_is_answer, data))):

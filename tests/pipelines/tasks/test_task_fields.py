@@ -77,6 +77,10 @@ def test_an_answer_that_only_looks_like_data_stays_a_text(text: str) -> None:
         ({"answer": ["4", NAN]}, r"^f:1: answer\[2\] is nan"),
         ({"answer": '["4", NaN]'}, r"^f:1: answer\[2\] is nan"),
         ({"golden_answers": [[NAN]]}, r"^f:1: golden_answers\[1\]\[1\] is nan"),
+        (
+            {"reward_model": {"ground_truth": {"numbers": [6, 4], "target": 24}}},
+            r"^f:1: reward_model\.ground_truth has 'numbers' beside its target: .* credit rule of your own",
+        ),
         ({"answer": INF}, "^f:1: answer is inf"),
         ({"answer": "[NaN]"}, r"^f:1: answer\[1\] is nan"),
         ({"answer": "[[1, -Infinity]]"}, r"^f:1: answer\[1\]\[2\] is -inf"),
