@@ -18,6 +18,7 @@ ROLES = ("pipelines.examples.", "pipelines.extensions.", "serve_apps.extensions.
 """Folders whose files are named by their role, whoever imports them."""
 ONE_CALLER = {
     "a process of its own": (
+        "pipelines.episodes.operators",
         "serve_apps.chat.template_process",
         "serve_apps.tools.math_judge",
         "train_loops.worker.trainer_supervisor",

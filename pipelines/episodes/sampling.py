@@ -227,10 +227,7 @@ def play_specs(
         is_left = 0 < len(todo) < num_before and groups.stopped_by(time.perf_counter() - began) is None
     stopped_by = groups.stopped_by(time.perf_counter() - began)
     if groups.left_out and stopped_by is None:
-        raise InfrastructureLost(
-            f"{len(groups.left_out)} of {len(groups.task_of)} groups are not complete though their collectors ended; "
-            "what is stored is kept, a repetition plays the rest"
-        ) from lost
+        raise _incomplete(groups) from lost
     complete = groups.complete
     _check_failures(stored, complete, store=store, config=config)
     _check_contexts(stored, complete, config=config)
@@ -238,12 +235,9 @@ def play_specs(
     new = stored.filter(pc.is_in(stored["episode_id"], pa.array(sorted(ids), pa.string())))
     return Sampled(
         traces=sampling_pass.pin(complete.union(kept_groups)),
-        num_new=len(new),
+        **_counted(new),
         num_kept=len(stored_ids),
-        statuses=dict(Counter(new["status"].to_pylist())),
-        causes=dict(Counter(cause or "sound" for cause in new["cause"].to_pylist())),
         num_tokens=tally.num_tokens if lost is None else pc.sum(new["num_tokens"]).as_py() or 0,
-        sampling_seconds=_span(new),
         seconds=time.perf_counter() - began,
         groups=sorted(complete),
         stopped_by=stopped_by,
@@ -289,12 +283,24 @@ class _Tally:
         self.pace.add(CallCounts(**json.loads(row["calls"])), num_episodes=num, num_tokens=num_tokens)
 
 
-def _span(episodes: pa.Table) -> float:
-    """Seconds from the begin of the first of these stored episodes to the end of the last; 0 of none."""
-    if not len(episodes):
-        return 0.0
-    ends = pc.add(episodes["started_at"], episodes["duration_s"])
-    return float(pc.max(ends).as_py() - pc.min(episodes["started_at"]).as_py())
+def _incomplete(groups: Groups) -> InfrastructureLost:
+    return InfrastructureLost(
+        f"{len(groups.left_out)} of {len(groups.task_of)} groups are not complete though their collectors ended; "
+        "what is stored is kept, a repetition plays the rest"
+    )
+
+
+def _counted(episodes: pa.Table) -> dict[str, Any]:
+    """Figures of `Sampled` that the rows of the new episodes say; sampling lasts from the begin of the first to the end of the last."""
+    starts, seconds = episodes["started_at"], 0.0
+    if len(episodes):
+        seconds = pc.max(pc.add(starts, episodes["duration_s"])).as_py() - pc.min(starts).as_py()
+    return {
+        "num_new": len(episodes),
+        "statuses": dict(Counter(episodes["status"].to_pylist())),
+        "causes": dict(Counter(cause or "sound" for cause in episodes["cause"].to_pylist())),
+        "sampling_seconds": float(seconds),
+    }
 
 
 def _to_repeat(stored: pa.Table, groups: Groups, *, store: TraceStore, limit: float) -> list[str]:
@@ -362,12 +368,6 @@ def _run(
     Counts them in `groups`, and has the collectors stop as soon as these say so. Args: replaced: causes of stored failures that the
     episodes replace.
     """
-    config = sampling_pass.config
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    context.target_max_block_size = 1  # hands on every block at once, so that progress is shown as it happens
     pass_id = uuid.uuid4().hex
     stop = EarlyStop(begun=frozenset(groups.begun), open_s=groups.seconds_left) if groups.may_stop else EarlyStop()
     work = {
@@ -377,29 +377,12 @@ def _run(
         "capacity": dict(sampling_pass.capacity),
         "store": sampling_pass.store,
         "replaced": replaced,
-        "config": config,
+        "config": sampling_pass.config,
         "early_stop": stop,
         "log": carry(),
     }
-    workers = collectors(config.num_workers)
-    into = {"writer": writer(), "pass_id": pass_id, "target": pickle.dumps((sampling_pass.store, replaced))}
-    blocks = (
-        ray.data.from_arrow(_deal(specs, len(workers)))
-        .map_batches(
-            play,
-            fn_kwargs={"workers": workers, "work": pickle.dumps(work)},
-            max_retries=0,
-            **beside_the_driver(),
-            **WHOLE,
-        )
-        .map_batches(
-            StoreBlocks,
-            fn_constructor_kwargs={"workers": workers, **into},
-            compute=ray.data.ActorPoolStrategy(size=1),
-            **beside_the_driver(),
-            **WHOLE,
-        )
-    )
+    workers = collectors(sampling_pass.config.num_workers)
+    blocks = _pipeline(_deal(specs, len(workers)), workers, work)
     began = sent_at = time.monotonic()
     sent: StoppedBy | None = None
     try:
@@ -418,6 +401,34 @@ def _run(
     finally:
         for worker in workers:
             worker.forget.remote(pass_id)
+
+
+def _pipeline(dealt: Sequence[pa.Table], workers: Sequence[Any], work: Mapping[str, Any]) -> ray.data.Dataset:
+    """The operators between groups and figures. Args: dealt: see `_deal`. work: the arguments of `Collector.run` but specs and place."""
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.target_max_block_size = 1  # hands on every block at once, so that progress is shown as it happens
+    target = pickle.dumps((work["store"], work["replaced"]))
+    into = {"workers": workers, "writer": writer(), "pass_id": work["pass_id"], "target": target}
+    return (
+        ray.data.from_arrow(list(dealt))
+        .map_batches(
+            play,
+            fn_kwargs={"workers": workers, "work": pickle.dumps(work)},
+            max_retries=0,
+            **beside_the_driver(),
+            **WHOLE,
+        )
+        .map_batches(
+            StoreBlocks,
+            fn_constructor_kwargs=into,
+            compute=ray.data.ActorPoolStrategy(size=1),
+            **beside_the_driver(),
+            **WHOLE,
+        )
+    )
 
 
 def _deal(specs: Sequence[EpisodeSpec], num_shares: int) -> list[pa.Table]:

@@ -38,7 +38,7 @@ class Played:
     def __init__(self, run: Run, sampled: Sampled, models: Models, *, episodes_per_task: int | None = None) -> None:
         """Args: episodes_per_task: the first so many of each task count, where an earlier request may have stored more; None: all."""
         self.sampled, self.models = sampled, models
-        self._k = episodes_per_task or run.config.evaluate.episodes_per_task
+        self._episodes_per_task = episodes_per_task
         stored = run.traces.read_traces(sampled.traces)
         traces = [t for t in stored if episodes_per_task is None or t.episode_index < episodes_per_task]
         self.traces = [t for t in traces if t.is_outcome and not t.is_version_mixed]
@@ -67,6 +67,7 @@ class Played:
 
     def score(self, run: Run) -> TeamScore:
         """Accuracy with its interval, pass@k, figures per agent and accuracy per data set."""
+        k = self._episodes_per_task or run.config.evaluate.episodes_per_task
         accuracy = self.interval(run, self.outcomes) if self.outcomes else UNKNOWN
         return TeamScore(
             policy_versions=versions_of(self.models),
@@ -74,9 +75,9 @@ class Played:
             ci95=(accuracy.low, accuracy.high),
             num_tasks=len(self.outcomes),
             num_failed=self.num_failed,
-            k=self._k,
+            k=k,
             solved=pass_at_k(self.outcomes, 1) if self.outcomes else None,
-            pass_at_k=pass_at_k(self.outcomes, self._k) if not self.num_failed else None,
+            pass_at_k=pass_at_k(self.outcomes, k) if not self.num_failed else None,
             ok_share=self.ok_share,
             agents=per_agent(self.traces, self.rewards),
             sources={source: self.interval(run, outcomes).mean for source, outcomes in self.by_source().items()},
