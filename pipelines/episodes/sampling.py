@@ -413,7 +413,8 @@ def _pipeline(dealt: Sequence[pa.Table], workers: Sequence[Any], work: Mapping[s
     target = pickle.dumps((work["store"], work["replaced"]))
     into = {"workers": workers, "writer": writer(), "pass_id": work["pass_id"], "target": target}
     return (
-        ray.data.from_arrow(list(dealt))
+        # `from_arrow` has a task of a whole CPU look at each table: it waits for ever where engines and trainers have them all.
+        ray.data.from_blocks(list(dealt))
         .map_batches(
             play,
             fn_kwargs={"workers": workers, "work": pickle.dumps(work)},

@@ -205,6 +205,21 @@ def test_prompts_that_do_not_fit_into_the_context_are_bad_input(
         sample(store, "nowhere", tiny_model, chosen, CONFIG)
 
 
+def test_a_pass_needs_no_cpu_where_engines_and_trainers_have_them_all(
+    app: str, store: TraceStore, tiny_model: Path
+) -> None:
+    import ray
+
+    sample(store, app, tiny_model, tasks(1), CONFIG)  # its collectors stay
+    taker = ray.remote(num_cpus=ray.available_resources()["CPU"])(threading.Event).remote()
+    ray.get(taker.is_set.remote())
+    try:
+        assert ray.available_resources().get("CPU", 0.0) < 0.01
+        assert sizes(store, sample(store, app, tiny_model, tasks(4), CONFIG)) == {f"t{i}": SIZE for i in range(4)}
+    finally:
+        ray.kill(taker)
+
+
 @pytest.mark.parametrize(
     "title", ["ray::Collector", "ray::Writer", "ray::MapBatches(play)", "ray::MapWorker(MapBatches(Store"]
 )
