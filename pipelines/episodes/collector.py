@@ -1,6 +1,6 @@
 """collector: warm actors that play many episodes at once, and one that stores them; `operators` calls them.
 
-    rows of groups ──play──> Collector.run ──blocks of finished episodes──> StoreBlocks ──> Writer ──> trace store
+    rows of groups ──play──> Collector.run ──blocks of finished episodes──> store_block ──> Writer ──> trace store
                                  ^                                              │
                                  └───────── stored: there is room for others ───┴──> counts, to the caller
 
@@ -137,7 +137,7 @@ def beside_the_driver() -> dict[str, Any]:
     It waits more than it works, and a head often has no CPUs to give.
     """
     node = ray.get_runtime_context().get_node_id()
-    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
 
 
 def end_collectors() -> None:

@@ -37,15 +37,9 @@ def play(groups: pa.Table, workers: Sequence[Any], work: bytes) -> Iterator[pa.T
             time.sleep(ASK_AGAIN_S)
 
 
-class StoreBlocks:
-    """An actor of a pass: for a task, Ray would start a process anew each time on a node that has no CPUs to give."""
-
-    def __init__(self, *, workers: Sequence[Any], writer: Any, pass_id: str, target: bytes) -> None:
-        self._workers, self._writer, self._pass_id, self._target = workers, writer, pass_id, target
-
-    def __call__(self, block: pa.Table) -> pa.Table:
-        """Has the writer store the episodes of a block, and its collector know; returns the block's figures."""
-        if block["num"][0].as_py():
-            ray.get(self._writer.write.remote(block["episodes"].combine_chunks(), self._target))
-            self._workers[block["place"][0].as_py()].stored.remote(self._pass_id, block["name"][0].as_py())
-        return block.drop_columns(["episodes", "name", "place"])
+def store_block(block: pa.Table, workers: Sequence[Any], writer: Any, pass_id: str, target: bytes) -> pa.Table:
+    """Has the writer store the episodes of a block, and its collector know; returns the block's figures."""
+    if block["num"][0].as_py():
+        ray.get(writer.write.remote(block["episodes"].combine_chunks(), target))
+        workers[block["place"][0].as_py()].stored.remote(pass_id, block["name"][0].as_py())
+    return block.drop_columns(["episodes", "name", "place"])
