@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import ray
 from ray.exceptions import ActorUnavailableError, ObjectLostError
 
@@ -21,20 +22,27 @@ ASK_AGAIN_S = 1.0
 
 
 def play(groups: pa.Table, workers: Sequence[Any], work: bytes) -> Iterator[pa.Table]:
-    """Has the collector of these groups play them, and passes on the blocks that it hands over.
+    """Has the collectors play their groups, and passes on the blocks that they hand over, as they come.
 
-    A collector that ended is asked again as soon as Ray has started it anew: it leaves out what is stored.
+    One that ended is asked again until Ray has started it anew: it leaves out what is stored.
     """
-    place = groups["place"][0].as_py()
-    run = workers[place].play.options(num_returns="streaming")
-    while True:
+
+    def ask(place: int) -> Any:
+        own = groups.filter(pc.equal(groups["place"], place))["specs"].to_pylist()
+        return workers[place].play.options(num_returns="streaming").remote(own, place=place, work=work)
+
+    streams = {place: ask(place) for place in sorted(set(groups["place"].to_pylist()))}
+    while streams:
+        (ready,), _ = ray.wait(list(streams.values()), num_returns=1)
+        place = next(place for place, stream in streams.items() if stream is ready)
         try:
-            for ref in run.remote(groups["specs"].to_pylist(), place=place, work=work):
-                yield ray.get(ref)
-            return
+            yield ray.get(next(ready))
+        except StopIteration:
+            del streams[place]
         except (ActorUnavailableError, ObjectLostError) as error:
             logger.warning("collector %d ended and is asked again: %s", place, error)
             time.sleep(ASK_AGAIN_S)
+            streams[place] = ask(place)
 
 
 def store_block(block: pa.Table, workers: Sequence[Any], writer: Any, pass_id: str, target: bytes) -> pa.Table:

@@ -403,7 +403,7 @@ def _run(
             worker.forget.remote(pass_id)
 
 
-def _pipeline(dealt: Sequence[pa.Table], workers: Sequence[Any], work: Mapping[str, Any]) -> ray.data.Dataset:
+def _pipeline(dealt: pa.Table, workers: Sequence[Any], work: Mapping[str, Any]) -> ray.data.Dataset:
     """The operators between groups and figures. Args: dealt: see `_deal`. work: the arguments of `Collector.run` but specs and place."""
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
@@ -413,8 +413,8 @@ def _pipeline(dealt: Sequence[pa.Table], workers: Sequence[Any], work: Mapping[s
     target = pickle.dumps((work["store"], work["replaced"]))
     into = {"workers": workers, "writer": writer(), "pass_id": work["pass_id"], "target": target}
     return (
-        # `from_arrow` has a task of a whole CPU look at each table: it waits for ever where engines and trainers have them all.
-        ray.data.from_blocks(list(dealt))
+        # `from_arrow` has a task of a whole CPU look at a table: it waits for ever where engines and trainers have them all.
+        ray.data.from_blocks([dealt])
         .map_batches(
             play,
             fn_kwargs={"workers": workers, "work": pickle.dumps(work)},
@@ -432,8 +432,8 @@ def _pipeline(dealt: Sequence[pa.Table], workers: Sequence[Any], work: Mapping[s
     )
 
 
-def _deal(specs: Sequence[EpisodeSpec], num_shares: int) -> list[pa.Table]:
-    """A table {place, group, specs: pickled} per collector: a row per group, dealt in turn, in order."""
+def _deal(specs: Sequence[EpisodeSpec], num_shares: int) -> pa.Table:
+    """{place of a collector, group, specs: pickled}: a row per group, dealt in turn, in order."""
     groups: dict[str, list[EpisodeSpec]] = {}
     for spec in specs:
         groups.setdefault(spec.group_id, []).append(spec)
@@ -441,4 +441,4 @@ def _deal(specs: Sequence[EpisodeSpec], num_shares: int) -> list[pa.Table]:
         {"place": number % num_shares, "group": group, "specs": pickle.dumps(own)}
         for number, (group, own) in enumerate(groups.items())
     ]
-    return [pa.Table.from_pylist(rows[place::num_shares]) for place in range(min(num_shares, len(rows)))]
+    return pa.Table.from_pylist(rows)
