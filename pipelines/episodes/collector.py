@@ -1,6 +1,6 @@
 """collector: warm actors that play many episodes at once, and one that stores them; `operators` calls them.
 
-    rows of groups ──play──> Collector.run ──blocks of finished episodes──> store_block ──> Writer ──> trace store
+    rows of groups ──play──> Collector.run ──blocks of finished episodes──> StoreBlocks ──> Writer ──> trace store
                                  ^                                              │
                                  └───────── stored: there is room for others ───┴──> counts, to the caller
 

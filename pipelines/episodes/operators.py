@@ -45,9 +45,15 @@ def play(groups: pa.Table, workers: Sequence[Any], work: bytes) -> Iterator[pa.T
             streams[place] = ask(place)
 
 
-def store_block(block: pa.Table, workers: Sequence[Any], writer: Any, pass_id: str, target: bytes) -> pa.Table:
-    """Has the writer store the episodes of a block, and its collector know; returns the block's figures."""
-    if block["num"][0].as_py():
-        ray.get(writer.write.remote(block["episodes"].combine_chunks(), target))
-        workers[block["place"][0].as_py()].stored.remote(pass_id, block["name"][0].as_py())
-    return block.drop_columns(["episodes", "name", "place"])
+class StoreBlocks:
+    """An actor of a pass, so that it starts while the first episodes are played: a task would start a process after them."""
+
+    def __init__(self, *, workers: Sequence[Any], writer: Any, pass_id: str, target: bytes) -> None:
+        self._workers, self._writer, self._pass_id, self._target = workers, writer, pass_id, target
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        """Has the writer store the episodes of a block, and its collector know; returns the block's figures."""
+        if block["num"][0].as_py():
+            ray.get(self._writer.write.remote(block["episodes"].combine_chunks(), self._target))
+            self._workers[block["place"][0].as_py()].stored.remote(self._pass_id, block["name"][0].as_py())
+        return block.drop_columns(["episodes", "name", "place"])

@@ -2,9 +2,9 @@
 
     groups ── play ──> Collector (warm actor, one event loop, many episodes at once) ──> policy apps
                            │ finished episodes, in blocks
-                           └── store_block ──> trace store (exactly once) ──> counts back to the caller
+                           └── StoreBlocks ──> trace store (exactly once) ──> counts back to the caller
 
-`play` and `store_block` are operators of one Ray Data pipeline; the design page says what each bounds.
+`play` and `StoreBlocks` are operators of one Ray Data pipeline; the design page says what each bounds.
 
 A pass that was interrupted goes on: what is stored is kept. What the policy caused to fail is an outcome and never played
 again; where too many other episodes failed, a repetition plays these again.
@@ -31,7 +31,7 @@ from pipelines.cluster.faults import InfrastructureLost
 from pipelines.config.sections import CollectConfig
 from pipelines.episodes.collector import EarlyStop, beside_the_driver, collectors, writer
 from pipelines.episodes.groups import Groups, Pace, StoppedBy, repeats_in_words
-from pipelines.episodes.operators import play, store_block
+from pipelines.episodes.operators import StoreBlocks, play
 from pipelines.run.run import Run
 from pipelines.run.scoring import Ending, failures_alike, without_ids
 from pipelines.run.serving import app_names, capacities
@@ -418,14 +418,14 @@ def _pipeline(dealt: pa.Table, workers: Sequence[Any], work: Mapping[str, Any]) 
         .map_batches(
             play,
             fn_kwargs={"workers": workers, "work": pickle.dumps(work)},
-            max_retries=0,  # it must differ from the next operator in more than resources, or Ray Data makes one of both
+            max_retries=0,
             **beside_the_driver(),
             **WHOLE,
         )
         .map_batches(
-            store_block,
-            fn_kwargs=into,
-            concurrency=1,
+            StoreBlocks,
+            fn_constructor_kwargs=into,
+            compute=ray.data.ActorPoolStrategy(size=1),
             **beside_the_driver(),
             **WHOLE,
         )

@@ -55,7 +55,7 @@ VICTIMS = (
     Victim(name="collector", door="local", stages=SAMPLING, title="ray::Collector"),
     Victim(name="writer", door="local", stages=SAMPLING, title="ray::Writer"),
     Victim(name="play task", door="local", stages=SAMPLING, title="ray::MapBatches(play)"),
-    Victim(name="store task", door="local", stages=SAMPLING, title="ray::MapBatches(store_block)"),
+    Victim(name="store actor", door="local", stages=SAMPLING, title="ray::MapWorker(MapBatches(StoreBlocks"),
     Victim(name="replica", door="local", stages=SERVING, title="ray::ServeReplica:"),
     Victim(name="engine", door="local", stages=SERVING, title="VLLM::EngineCore"),
     Victim(name="serve controller", door="local", stages=SERVING, title="ray::ServeController"),

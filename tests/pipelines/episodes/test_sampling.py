@@ -220,7 +220,9 @@ def test_a_pass_needs_no_cpu_where_engines_and_trainers_have_them_all(
         ray.kill(taker)
 
 
-@pytest.mark.parametrize("title", ["ray::Collector", "ray::Writer", "ray::MapBatches(play)", "ray::MapBatches(store"])
+@pytest.mark.parametrize(
+    "title", ["ray::Collector", "ray::Writer", "ray::MapBatches(play)", "ray::MapWorker(MapBatches(Store"]
+)
 def test_what_carries_episodes_may_be_killed(app: str, store: TraceStore, tiny_model: Path, title: str) -> None:
     """The pass goes on; no episode is lost or there twice."""
     where = {"run_id": "run", "iteration": 1, "purpose": Purpose.TRAIN, "team_key": "team"}
