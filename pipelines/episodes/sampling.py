@@ -412,21 +412,23 @@ def _pipeline(dealt: pa.Table, workers: Sequence[Any], work: Mapping[str, Any]) 
     context.target_max_block_size = 1  # hands on every block at once, so that progress is shown as it happens
     target = pickle.dumps((work["store"], work["replaced"]))
     into = {"workers": workers, "writer": writer(), "pass_id": work["pass_id"], "target": target}
+    beside = beside_the_driver()
     return (
         # `from_arrow` has a task of a whole CPU look at a table: it waits for ever where engines and trainers have them all.
         ray.data.from_blocks([dealt])
         .map_batches(
             play,
             fn_kwargs={"workers": workers, "work": pickle.dumps(work)},
-            max_retries=0,
-            **beside_the_driver(),
+            num_cpus=0,
+            ray_remote_args_fn=lambda: beside | {"max_retries": 0},
             **WHOLE,
         )
         .map_batches(
             StoreBlocks,
             fn_constructor_kwargs=into,
             compute=ray.data.ActorPoolStrategy(size=1),
-            **beside_the_driver(),
+            num_cpus=0,
+            ray_remote_args_fn=lambda: beside,
             **WHOLE,
         )
     )
