@@ -17,6 +17,7 @@ import logging
 import pickle
 import time
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -26,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import ray.data
 from ray.exceptions import NodeDiedError, ObjectLostError, WorkerCrashedError
+from ray.util.annotations import RayDeprecationWarning
 
 from pipelines.cluster.faults import InfrastructureLost
 from pipelines.config.sections import CollectConfig
@@ -409,6 +411,9 @@ def _pipeline(dealt: pa.Table, workers: Sequence[Any], work: Mapping[str, Any]) 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
+    warnings.filterwarnings(
+        "ignore", category=RayDeprecationWarning
+    )  # no other key of `map_batches` takes `max_retries`
     context.target_max_block_size = 1  # hands on every block at once, so that progress is shown as it happens
     target = pickle.dumps((work["store"], work["replaced"]))
     into = {"workers": workers, "writer": writer(), "pass_id": work["pass_id"], "target": target}

@@ -15,7 +15,7 @@ OTHER_BASE = re.compile(r"[-+]?0[0-7_]+|.*:.*")
 """What YAML 1.1 reads in base 8 or 60, and YAML 1.2 and people do not."""
 
 
-WITH_EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+\Z")
+WITH_EXPONENT = re.compile(r"\A[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+\Z")
 """Numbers that YAML 1.1 takes for texts unless they have a point and a sign: 1e-3, 1.5e3."""
 
 
