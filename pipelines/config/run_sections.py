@@ -171,8 +171,11 @@ class RunSections(Settings):
     def template_kwargs(self, group_of: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         """Returns the variables of the chat template by agent, where it has any. Args: group_of: the model group of every agent."""
         own = {name: agent.chat_template_kwargs for name, agent in self.agents.items()}
-        merged = {a: self.model_groups[g].chat_template_kwargs | own.get(a, {}) for a, g in group_of.items()}
-        return {agent: kwargs for agent, kwargs in merged.items() if kwargs}
+        of_agent = {
+            agent: self.model_groups[group].chat_template_kwargs | own.get(agent, {})
+            for agent, group in group_of.items()
+        }
+        return {agent: kwargs for agent, kwargs in of_agent.items() if kwargs}
 
 
 def _override(base: T, changes: Mapping[str, Any], place: str) -> T:

@@ -200,10 +200,11 @@ class Run:
             prompts_sha256=workflow.prompts_sha256,
             occasion=occasion,
         )
+        group_of = self.config.groups_at(iteration)
         return TeamSpec(
             workflow=self.config.workflow.path,
             settings=dict(self.config.workflow.settings),
-            group_of=(group_of := self.config.groups_at(iteration)),
+            group_of=group_of,
             tokenizers=dict(models),
             max_model_len={group: self.config.serve_config(group).max_model_len for group in models},
             sampling={name: self.sampling(name, agent, temperature) for name, agent in workflow.agents.items()},

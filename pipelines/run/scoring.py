@@ -22,6 +22,7 @@ from train_loops.rows.samples import Funnel
 R = TypeVar("R")
 
 MAX_STOP_REASONS = 10
+"""Reasons for which episodes end that are shown by name: a workflow may write as many as it likes."""
 
 
 def assign_credit(run: Run, traces: list[Trace]) -> list[EpisodeRewards]:
@@ -196,7 +197,7 @@ def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, d
 
 
 def _paid(rewards: Sequence[TurnReward]) -> dict[str, float]:
-    """The mean of an agent's rewards, and of each part of them; a turn without a part has 0 of it. None where no turn was paid."""
+    """The mean of an agent's rewards, and of each part of them; a turn without a part has 0 of it. Empty where no turn was paid."""
     if not rewards:
         return {}
     parts = dict.fromkeys(name for reward in rewards for name in reward.breakdown)

@@ -75,8 +75,8 @@ def evaluate_team(
 
 
 def _settings(config: EvaluateConfig, *, k: int | None, temperature: float | None) -> EvaluateConfig:
-    given = {"episodes_per_task": k, "temperature": temperature}
-    settings = config.model_copy(update={key: value for key, value in given.items() if value is not None})
+    changes = {"episodes_per_task": k, "temperature": temperature}
+    settings = config.model_copy(update={key: value for key, value in changes.items() if value is not None})
     if k is not None and k > 1 and settings.temperature == 0:
         raise ValueError(
             f"--k {k}: at temperature 0 all {k} episodes of a task are alike: give --temperature, e.g. --temperature 0.6"
