@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -28,7 +29,7 @@ from serve_apps.config import EpisodeConfig
 from serve_apps.episode.causes import CallTimeout
 from serve_apps.episode.replay import Playback
 from serve_apps.episode.team import ActingTeam, AgentCall, Complete
-from serve_apps.episode.tool_recorder import EpisodeEvents, ToolRecorder, as_it_is_now
+from serve_apps.episode.tool_recorder import EpisodeEvents, ToolRecorder
 from serve_apps.episode_spec import EpisodeSpec
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.spans import EpisodeSpans, Span
@@ -67,7 +68,7 @@ class Recorder:
     def __init__(self, spec: EpisodeSpec, team: ActingTeam, complete: Complete, limits: EpisodeConfig) -> None:
         """Records one attempt at one episode, which begins now."""
         self.spec, self.team, self.complete, self.limits = spec, team, complete, limits
-        self.task = replace(spec.task, metadata=as_it_is_now(spec.task.metadata))
+        self.task = replace(spec.task, metadata=deepcopy(spec.task.metadata))
         """A copy for this attempt: the other episodes of the group, and a further attempt, play the same task."""
         self.turns: dict[int, Turn] = {}
         self.events = EpisodeEvents()

@@ -168,7 +168,7 @@ class ToolRecorder:
             tool=call.name,
             caller="",
             parents=events.parents_of(call.read, index),
-            request=as_it_is_now(call.request),
+            request=_as_it_is_now(call.request),
             response=None,
             error="",
             start_s=start - events.began,
@@ -201,7 +201,7 @@ class ToolRecorder:
                 fault = _fault(first_error(raised), call, is_late=deadline.expired())
             if isinstance(fault, ToolFault):
                 events.waited(started)
-            recorded_response = None if fault else as_it_is_now(call.keep(response))
+            recorded_response = None if fault else _as_it_is_now(call.keep(response))
             message = words_of(fault) or type(fault).__name__ if fault else ""
             self.calls[index] = ended(response=recorded_response, error=message)
         span.record(self.calls[index])
@@ -213,11 +213,11 @@ class ToolRecorder:
         return index, response
 
 
-def as_it_is_now(value: Any) -> Any:
+def _as_it_is_now(value: Any) -> Any:
     """Returns a copy of data, lists and mappings in it included: a workflow or a tool may go on with its own, and the record is of the call."""
     if isinstance(value, Mapping):
-        return {key: as_it_is_now(item) for key, item in value.items()}
-    return type(value)(map(as_it_is_now, value)) if type(value) in (list, tuple) else value
+        return {key: _as_it_is_now(item) for key, item in value.items()}
+    return type(value)(map(_as_it_is_now, value)) if type(value) in (list, tuple) else value
 
 
 def _fault(raised: BaseException, call: Call, *, is_late: bool) -> ToolError | AuthorError:

@@ -173,7 +173,7 @@ def test_every_invalid_config_is_named_with_key_and_fix_and_nothing_else_fails(p
     assert "cron.yaml: schedule.cron: '99 * * * *' is no time of cron" in said
     assert "twice.yaml: run 'small' is that of" in said
     assert "no_yaml.yaml is not YAML" in said
-    assert "no_day.yaml is not YAML: day is out of range" in said
+    assert "no_day.yaml: schedule.start: Input should be a valid date" in said and "(got '2026-02-30')" in said
     assert "reserved.yaml: schedule.on_assets: 'airflow://team/small': " in said
     assert "missing.yml does not exist" in said
     assert "TROUPE_RUN_CONFIGS: no file is called" in said
