@@ -88,37 +88,34 @@ class LossConfig(Settings):
     kl_in_loss_coef: float = Field(0.0, ge=0)
     """The weight of the KL to the reference in the loss; 0: no KL, and no reference model is loaded for it."""
     kl_in_reward_coef: float = Field(0.0, ge=0)
-    """The weight of the KL to the reference that is subtracted from the rewards of tokens; 0: none is."""
-    kl_in_reward_estimator: Literal["k1"] = "k1"
-    """The estimator of the KL in the reward (Schulman 2020, "Approximating KL divergence"). Only k1 has the gradient of the
-    KL there: k2, k3 and abs also punish tokens that the policy makes less likely than the reference does."""
+    """The weight of the KL to the reference that is subtracted from the rewards of tokens; 0: none is. Its estimator is k1
+    (Schulman 2020, "Approximating KL divergence"), which alone has the gradient of the KL there."""
+    reference_every: int = Field(0, ge=0)
+    """The number of versions after which the newest version becomes the reference; 0: version 0 stays the reference."""
     kl_in_loss_estimator: Literal["abs", "k2", "k3"] = "k3"
     """The estimator of the KL in the loss. On policy k2 has the gradient of KL(policy || reference) and k3, which is never
     negative, that of KL(reference || policy). k1 has a gradient of mean zero there."""
     adaptive_kl: AdaptiveKLConfig | None = None
     """How `kl_in_reward_coef` is adapted to a target, beginning at its value; null: it stays constant."""
 
-    @field_validator("kl_in_reward_estimator", mode="before")
-    @classmethod
-    def _pushes_towards_the_reference(cls, value: Any) -> Any:
-        if value in ("k2", "k3", "abs"):
-            raise ValueError(
-                f"{value} in the reward also pushes down tokens that the policy makes less likely than the reference does: take k1 "
-                "(k2 and k3 are for kl_in_loss_estimator)"
-            )
-        return value
+    @property
+    def has_kl(self) -> bool:
+        """Whether the policy is compared with a reference."""
+        return self.kl_in_loss_coef > 0 or self.kl_in_reward_coef > 0
 
     @field_validator("kl_in_loss_estimator", mode="before")
     @classmethod
     def _has_a_gradient(cls, value: Any) -> Any:
         if value == "k1":
             raise ValueError(
-                "k1 in the loss has a gradient of mean zero: take k3 or k2 (k1 is for kl_in_reward_estimator)"
+                "k1 in the loss has a gradient of mean zero: take k3 or k2 (k1 is that of kl_in_reward_coef)"
             )
         return value
 
     @model_validator(mode="after")
-    def _adapted_kl_is_there(self) -> Self:
+    def _has_a_kl(self) -> Self:
+        if self.reference_every and not self.has_kl:
+            raise ValueError("loss.reference_every needs a KL: give loss.kl_in_loss_coef or loss.kl_in_reward_coef")
         if self.adaptive_kl is not None and self.kl_in_reward_coef == 0:
             raise ValueError("loss.adaptive_kl needs loss.kl_in_reward_coef above 0: the coefficient it starts from")
         return self

@@ -18,6 +18,7 @@ GONE = {
     "cluster.num_cpus": "write cluster.resources: {CPU: 1}",
     "cluster.num_gpus": "write cluster.resources: {GPU: 1}",
     "cluster.memory_gib": "write cluster.resources: {memory: 1073741824}, in bytes",
+    "train.loss.kl_in_reward_estimator": "it is k1, which alone has the gradient of the KL there",
 }
 """Keys that were settings once, none of which identified a run -> what holds in their place."""
 

@@ -74,13 +74,19 @@ class RunConfig(_Sections):
 
 def _without_gone(data: dict[str, Any]) -> dict[str, Any]:
     """Drops the keys of GONE, also from the sections of model groups."""
-    for section, key in (place.split(".") for place in GONE):
-        if isinstance(own := data.get(section), dict) and key in own:
-            data = data | {section: {name: value for name, value in own.items() if name != key}}
+    for place in GONE:
+        data = _without(data, *place.split("."))
     if isinstance(groups := data.get("model_groups"), dict):
         cleaned = {name: _without_gone(of) if isinstance(of, dict) else of for name, of in groups.items()}
         data = data | {"model_groups": cleaned}
     return data
+
+
+def _without(data: dict[str, Any], key: str, *below: str) -> dict[str, Any]:
+    if below:
+        own = data.get(key)
+        return data | {key: _without(own, *below)} if isinstance(own, dict) else data
+    return {name: value for name, value in data.items() if name != key}
 
 
 def _sorted(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """kept_weights: which model versions and checkpoints a run needs -> the others removed when an iteration ends.
 
-    needed   version 0; the newest `maintain.keep_versions`; what the next iteration trains from; what a collect that is not
-             trained on yet was sampled with; the last champions; teams with an alias; what deployed apps serve or start with
+    needed   version 0, and the references of KL terms; the newest `maintain.keep_versions`; what the next iteration trains from;
+             what a collect that is not trained on yet was sampled with; the last champions; teams with an alias; what deployed apps
+             serve or start with
     more     everything else, the oldest first, while weights and checkpoints are above `maintain.weights_limit_gb`
 
 A checkpoint is needed by the newest versions and by what the next iteration may train from, since nothing else is resumed.
@@ -24,6 +25,7 @@ from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Collected, Decided, Trained, TrainedTeam, result_of
 from stores.store_faults import UnreadableStore
 from stores.types import ModelVersionRef
+from stores.weights.manifest import Manifest
 from train_loops.config import TEAM
 
 logger = logging.getLogger(__name__)
@@ -73,8 +75,8 @@ def needed_versions(run: Run) -> Versions:
     _keep(kept, _released(run))
     _keep(kept, _collected(rows, after=_last_trained(rows)))
     _keep(kept, _deployed(run))
-    for group in kept:
-        kept[group] |= {0}
+    for group, versions in kept.items():
+        versions |= {0, *(manifest.reference for manifest in _manifests(run, group, versions))}
     return kept
 
 
@@ -104,8 +106,8 @@ def maintained_versions(run: Run, rows: Sequence[StageRow], last_old: int) -> Ve
     _keep(kept, _trained(rows, after=last_old))
     _keep(kept, _released(run))
     for group, versions in kept.items():
-        refs = [run.weights.ref(group, version) for version in versions]
-        versions |= {p for ref in refs if ref is not None and (p := run.weights.manifest(ref).parent) is not None}
+        of = _manifests(run, group, versions)
+        versions |= {m.reference for m in of} | {m.parent for m in of if m.parent is not None}
     _keep(kept, _collected(rows, after=last_old))
     _keep(kept, _pinned_parents(run, rows, max(1, last_old + 1)))
     _keep(kept, _deployed(run))
@@ -168,8 +170,14 @@ def needed_checkpoints(run: Run, versions: Mapping[str, Collection[int]]) -> set
 
     A run's folder that was moved and linked has two names: manifests, and lists of apps, have the one that it had then.
     """
-    refs = [run.weights.ref(group, number) for group, numbers in versions.items() for number in numbers]
-    return {absolute(run.weights.manifest(ref).checkpoint) for ref in refs if ref is not None}
+    every = (manifest for group, numbers in versions.items() for manifest in _manifests(run, group, numbers))
+    return {absolute(manifest.checkpoint) for manifest in every}
+
+
+def _manifests(run: Run, group: str, versions: Collection[int]) -> list[Manifest]:
+    """Of those that are there."""
+    refs = (run.weights.ref(group, version) for version in versions)
+    return [run.weights.manifest(ref) for ref in refs if ref is not None]
 
 
 def group_of_checkpoint(folder: str) -> str:

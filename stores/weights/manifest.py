@@ -83,6 +83,8 @@ class Manifest(Record):
     """Unix seconds."""
     folder: str = ""
     """Folder below the version in which the files lie; empty: beside the manifest."""
+    reference: int = 0
+    """The version of the model group with which the KL terms of its training compared."""
     base: ModelVersionRef | None = None
     """The version of which this one is an adapter; None: this one holds whole weights, config and tokenizer."""
 

@@ -61,6 +61,7 @@ class WeightStore:
         probe: Probe,
         checkpoint: str = "",
         note: str = "",
+        reference: int = 0,
         base: ModelVersionRef | None = None,
     ) -> ModelVersionRef:
         """Stores a copy of a Hugging Face folder as this version; a version that exists already is returned unchanged.
@@ -101,6 +102,7 @@ class WeightStore:
                 note=note,
                 created_at=time.time(),
                 folder=store.folder,
+                reference=reference,
                 base=base,
             )
             store.finish(manifest.to_text().encode())

@@ -169,6 +169,24 @@ def test_zero_3_by_two_workers_resumes_on_one_at_stage_0_with_the_losses_of_one(
     handle.stop()
 
 
+def test_the_reference_becomes_the_newest_version_by_schedule_also_in_a_trainer_that_starts_again(
+    bench: Bench, tiny_model: Path
+) -> None:
+    config = CONFIG.model_copy(update={"loss": LossConfig(kl_in_loss_coef=0.1, reference_every=2)})
+    bench = replace(bench, weights=bench.store("weights-compared"))
+    ref, compared = adopt(tiny_model, store=bench.weights, model_group=GROUP, run_id="compared"), []
+    handle = bench.attach(config, run_name="compared")
+    for version in range(1, 5):
+        if version == 4:
+            handle.stop()
+            handle = bench.attach(config, run_name="compared")
+        done = handle.run_job(bench.job(ref, run_id="compared", config=config), 240)
+        ref = done.model
+        compared.append((bench.weights.manifest(ref).reference, done.metrics["train/kl_ref_k3"] < 1e-9))
+    assert compared == [(0, True), (0, False), (2, True), (2, False)]
+    handle.stop()
+
+
 def test_a_trainer_stays_warm_survives_kills_and_refuses_bad_jobs(bench: Bench, tiny_model: Path) -> None:
     ref = adopt(tiny_model, store=bench.weights, model_group=GROUP, run_id="run")
     began = time.monotonic()

@@ -65,7 +65,7 @@ def learning_signal(
     """
     rewards = _turn_rewards(samples, config=config, team=team)
     lengths = [s.completion_length for s in samples]
-    per_token = token_rewards(list(rewards), lengths, kl=_kl(scores, config) if beta > 0 else None, beta=beta)
+    per_token = token_rewards(list(rewards), lengths, kl=_kl(scores) if beta > 0 else None, beta=beta)
     returns, metrics = None, {}
     if config.has_team_critic:
         advantages = _team_advantages(samples, team, algorithm=config.algorithm)
@@ -147,10 +147,10 @@ def _turn_rewards(samples: Sequence[Sample], *, config: TrainConfig, team: TeamS
     return rewards
 
 
-def _kl(scores: Mapping[str, Rows], config: TrainConfig) -> list[NDArray[np.floating]]:
-    estimate = config.loss.kl_in_reward_estimator
+def _kl(scores: Mapping[str, Rows]) -> list[NDArray[np.floating]]:
+    # Other estimators would also punish tokens that the policy makes less likely than the reference does.
     return [
-        kl_estimate(torch.from_numpy(old), torch.from_numpy(ref), estimate).numpy()
+        kl_estimate(torch.from_numpy(old), torch.from_numpy(ref), "k1").numpy()
         for old, ref in zip(scores["old"], scores["ref"], strict=True)
     ]
 

@@ -257,6 +257,7 @@ class Worker:
 
         if self._held == parent and self._train == job.train and self._models is not None:
             self._return_to_gpu()
+            self._models.compare_with_reference_of(store, parent, job.train)
             return
         if self._models is not None:
             self._models.close()
@@ -315,6 +316,7 @@ class Worker:
                     probe=probe,
                     checkpoint=checkpoint,
                     note=note,
+                    reference=self._models.compared_with,
                     base=before.base,
                 )
         return agree(ref)

@@ -129,7 +129,7 @@ def _trainer_bytes(
     train: TrainConfig, shape: Mapping[str, Any], num_parameters: int, num_trained: int, own_critic: int
 ) -> int:
     size, workers = (2 if train.deepspeed.bf16 else 4), train.num_workers
-    has_kl = train.loss.kl_in_loss_coef > 0 or train.loss.kl_in_reward_coef > 0
+    has_kl = train.loss.has_kl
     frozen = num_parameters - num_trained if train.lora is not None else 0
     frozen += num_parameters * (has_kl and train.lora is None)
     frozen += num_parameters * (train.has_critic and train.critic.kind == "frozen")

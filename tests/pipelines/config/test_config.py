@@ -77,10 +77,7 @@ def begun_from(folder: str) -> dict[str, Any]:
             {"train.loss": {"kl_in_loss_estimator": "k1"}},
             r"kl_in_loss_estimator: k1 in the loss has a gradient of mean zero",
         ),
-        (
-            {"train.loss": {"kl_in_reward_estimator": "k3"}},
-            r"kl_in_reward_estimator: k3 in the reward also pushes.*take k1",
-        ),
+        ({"train.loss": {"reference_every": 5}}, r"loss\.reference_every needs a KL"),
         (
             {"pool": "shared", "serve.gpus": 0.5},
             r"pool: shared, model group 'solver_verifier': serve\.gpus = 0\.5 and train\.gpus_per_worker = 0 share no GPU",
@@ -451,7 +448,8 @@ def test_a_key_that_was_a_setting_once_is_refused_in_a_file_and_a_stored_run_goe
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(changed({"collect.write_batch": 3})))
     with pytest.raises(ValueError, match=r"'collect\.write_batch' is no setting any more, 128 episodes .*: drop it"):
         load_config(tmp_path / "run.yaml")
-    stored = parse_config(changed({"collect.write_batch": 3, "cluster": {"num_cpus": None}}), "the config of a run")
+    gone = {"collect.write_batch": 3, "cluster": {"num_cpus": None}, "train.loss.kl_in_reward_estimator": "k1"}
+    stored = parse_config(changed(gone), "the config of a run")
     assert stored == parse_config(DEMO, "run.yaml")
 
 
