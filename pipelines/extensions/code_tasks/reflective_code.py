@@ -64,6 +64,7 @@ class ReflectiveCode(Workflow):
         max_rounds: Count = 3,
         max_examples: int = 3,
         max_cases: Count = 8,
+        stop_on_all_passed: bool = True,
         sandbox: dict[str, Any] | None = None,
     ) -> None:
         """Sets the workflow up.
@@ -72,9 +73,11 @@ class ReflectiveCode(Workflow):
             max_rounds: programs at most.
             max_examples: public tests that prompts show.
             max_cases: hidden tests that are run per program, spread over all that the task has.
+            stop_on_all_passed: whether a program that passes is the last; else every episode has all rounds.
             sandbox: settings of the sandbox (`SandboxConfig`).
         """
         self.max_rounds, self.max_examples = max_rounds, max_examples
+        self.stop_on_all_passed = stop_on_all_passed
         self._judge = CodeVerifier(sandbox=Sandbox(SandboxConfig(**(sandbox or {}))), max_cases=max_cases)
         self._lanes = FairLanes("judge")
         self.tools = {"verify": Tool(self._verify, timeout_s=VERIFY_TIMEOUT_S, unrecorded=("tests",))}
@@ -109,7 +112,7 @@ class ReflectiveCode(Workflow):
             )
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
-        """Returns the last program; stops when it passes every test."""
+        """Returns the last program."""
         tests = _tests(task, f"task {task.task_id}")
         shown = tests.public[: self.max_examples]
         about = {
@@ -128,7 +131,8 @@ class ReflectiveCode(Workflow):
             )
             program = TracedText.by(extract_code(draft["code"] or draft.text), draft.turn_index)
             checked = await tools.verify(code=program, tests=tests, num_shown=len(shown), statement=task.prompt)
-            if checked["pass_rate"] == 1.0 or round_index == self.max_rounds - 1:
+            is_done = self.stop_on_all_passed and checked["pass_rate"] == 1.0
+            if is_done or round_index == self.max_rounds - 1:
                 break
             advice = await agents.reflector(
                 question=task.prompt, how=about["how"], code=program, result=checked["result"]

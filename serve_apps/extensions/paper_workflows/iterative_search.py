@@ -85,15 +85,22 @@ class IterativeSearch(Workflow):
         cut=("thoughts", "evidence"),
     )
 
-    def __init__(self, max_rounds: Count = 3, top_k: Count = 5, retriever: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        max_rounds: Count = 3,
+        top_k: Count = 5,
+        stop_on_search_end: bool = True,
+        retriever: dict[str, Any] | None = None,
+    ) -> None:
         """Sets the workflow up.
 
         Args:
             max_rounds: searches at most.
             top_k: documents per search.
+            stop_on_search_end: whether a searcher that does not search ends the episode; else it ends the round.
             retriever: where documents come from, see `serve_apps/extensions/retrieval/retrieval.py`.
         """
-        self.max_rounds = max_rounds
+        self.max_rounds, self.stop_on_search_end = max_rounds, stop_on_search_end
         self.tools = {"retrieve": retriever_tool(retriever or {}, top_k=top_k)}
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
@@ -105,6 +112,8 @@ class IterativeSearch(Workflow):
         found = ""
         for _ in range(self.max_rounds):
             step = await agents.searcher(question=task.prompt, thoughts=_shown(thoughts), found=found)
+            if step["choice"] != "search" and not self.stop_on_search_end:
+                continue
             if step["choice"] != "search":
                 reason = "ended" if step["choice"] == "end" else "no_search"
                 return Outcome(answer=answer["final_answer"], stop_reason=reason)

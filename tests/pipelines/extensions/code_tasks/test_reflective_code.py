@@ -49,6 +49,10 @@ def test_code_is_mended_until_it_passes_and_no_prompt_shows_a_test_that_pays() -
     assert "Read standard input" in reflector.prompt_text
     assert {agents_of(trace)[i] for i in reflector.parents} == {"coder", "verify"}
 
+    goes_on = play(ReflectiveCode(stop_on_all_passed=False), task, say)
+    assert agents_of(goes_on) == [*round_, "reflector", *round_, "reflector", *round_]
+    assert (goes_on.stop_reason, goes_on.answer) == ("passed", programs[1])
+
 
 @pytest.mark.needs_program("bwrap")
 def test_fewer_tests_may_run_than_are_shown() -> None:

@@ -139,6 +139,11 @@ def test_iterative_search_carries_summaries_into_the_next_rounds(corpus: dict[st
     (call,) = trace.tool_calls
     assert [spoke[i] for i in call.parents] == ["searcher"]
 
+    # An end of the search may also end its round only: the searcher is asked in all of them.
+    goes_on = play(IterativeSearch(retriever=corpus, stop_on_search_end=False), QUESTION, say)
+    assert agents_of(goes_on) == [*agents_of(trace), "searcher"]
+    assert (goes_on.answer, goes_on.stop_reason) == ("Tarn", "last_round")
+
 
 ONE = "<q1>Where?</q1><a1>unkown</a1>"
 
