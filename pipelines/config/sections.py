@@ -7,6 +7,7 @@ standard library only.
 from __future__ import annotations
 
 from math import ceil
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -38,16 +39,17 @@ class DottedConfig(Settings):
 
 
 class TaskSourceConfig(Settings):
-    """This section names one set of tasks, from a file or from a seeded generator."""
+    """This section names one set of tasks, from files or from a seeded generator."""
 
-    path: str = ""
-    """The path of a JSON, JSONL or Parquet file of tasks. Give either this or `generator`."""
+    path: str | tuple[str, ...] = ""
+    """The path of a JSON, JSONL or Parquet file of tasks, or a list of paths, whose files are read in this order. Give either
+    this or `generator`."""
     generator: DottedConfig | None = None
     """The function that is called with `seed`, `split` and `count` and its settings and yields tasks. Its splits never
     overlap; null: the tasks come from `path`."""
     count: int | None = Field(None, ge=1)
-    """The number of tasks that the generator yields, or that are read from the file at most; null: all tasks of the
-    file."""
+    """The number of tasks that the generator yields, or that are read from the files at most; null: all tasks of the
+    files."""
     split: str = ""
     """The name of one of the generator's disjoint splits, or of one of the parts in `shares`, which a file needs for it.
     Empty: the name of the section, e.g. `train`."""
@@ -55,9 +57,15 @@ class TaskSourceConfig(Settings):
     """The parts into which a file is cut by task id, e.g. {train: 0.8, gate: 0.1, test: 0.1}, so that one file gives all
     sets. Empty: the whole file is one set."""
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of `path`."""
+        paths = (self.path,) if isinstance(self.path, str) else self.path
+        return tuple(Path(path) for path in paths if path)
+
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
-        if bool(self.path) == bool(self.generator):
+        if bool(self.files) == bool(self.generator):
             raise ValueError("give exactly one of `path` and `generator`")
         if self.generator and self.count is None:
             raise ValueError("a generator needs `count`")

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from pipelines.cluster.connect import connect
@@ -266,7 +265,7 @@ def _nothing_new(run: Run, iteration: int) -> str:
     if settings.on_new_tasks:
         if seen["tasks_sha256"] != _tasks_sha256(run):
             return ""
-        reasons.append(f"{run.config.tasks.train.path} has not changed")
+        reasons.append(f"{', '.join(map(str, run.config.tasks.train.files))}: no change")
     if settings.min_fresh_traces is not None:
         if seen["num_others"] is None:  # the setting is newer than that iteration: nobody knows what was there then
             return ""
@@ -283,8 +282,8 @@ def _counts_others(run: Run) -> bool:
 
 
 def _tasks_sha256(run: Run) -> str:
-    path = run.config.tasks.train.path
-    return sha256(Path(path).read_bytes()).hexdigest() if path else ""
+    files = run.config.tasks.train.files
+    return sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest() if files else ""
 
 
 def _name(claim: str) -> str:

@@ -53,8 +53,9 @@ class TaskForms:
 
 def unread_notes(config: RunConfig) -> list[str]:
     """Returns a line per task file with fields that no task is made of: how many rows have them, and which are known."""
-    sources = [source for section in SECTIONS if (source := getattr(config.tasks, section)) is not None and source.path]
-    return [note for path in dict.fromkeys(source.path for source in sources) if (note := _unread_note(Path(path)))]
+    sources = [source for section in SECTIONS if (source := getattr(config.tasks, section)) is not None]
+    files = dict.fromkeys(file for source in sources for file in source.files)
+    return [note for file in files if (note := _unread_note(file))]
 
 
 def _unread_note(path: Path) -> str:

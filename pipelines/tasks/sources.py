@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import asdict
 from hashlib import sha256
 from itertools import combinations_with_replacement, islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.config.sections import TaskSourceConfig
@@ -30,7 +29,7 @@ def load_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Chec
     """Returns all tasks of `iter_tasks`. Raises ValueError if there is none."""
     tasks = list(iter_tasks(source, section=section, seed=seed, check=check))
     if not tasks:
-        what = source.path or source.generator
+        what = ", ".join(map(str, source.files)) or source.generator
         part = f" in its part {source.split or section!r}" if source.shares else ""
         raise ValueError(f"tasks.{section}: {what} holds no task{part}")
     return tasks
@@ -107,8 +106,11 @@ def _generated(source: TaskSourceConfig, section: str, seed: int) -> Iterator[tu
 
 
 def _filed(source: TaskSourceConfig, section: str) -> Iterator[tuple[str, Task]]:
-    path = Path(source.path)
-    tasks = ((at, read_task(row, at, path.stem)) for at, row in read_rows(path, f"tasks.{section}"))
+    tasks = (
+        (at, read_task(row, at, path.stem, is_one_of_several=len(source.files) > 1))
+        for path in source.files
+        for at, row in read_rows(path, f"tasks.{section}")
+    )
     part = source.split or section
     mine = ((at, task) for at, task in tasks if not source.shares or _part(task, source.shares) == part)
     yield from islice(mine, source.count)

@@ -81,14 +81,16 @@ KNOWN_FIELDS = tuple(
 _WRAPPED = re.compile(r"^### *Question:(.*?)(?=^### *Answer:|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
 
-def read_task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
+def read_task(row: Mapping[str, Any], at: str, default_source: str, *, is_one_of_several: bool = False) -> Task:
     """Returns the task of a row at the location `at`; null and NaN are missing values.
+
+    Args: is_one_of_several: whether other sources are read with this one, so that an id is one within its source.
 
     Raises ValueError if it has no prompt or one that is no question, neither answer nor tests, an answer that is no number, or
     half of a surrogate pair, which no model reads.
     """
     try:
-        task = _task(_without_nan(row), at, default_source)
+        task = _task(_without_nan(row), at, default_source, default_source if is_one_of_several else "")
         "\n".join((task.task_id, task.prompt, task.source, *task.answers)).encode()
         return task
     except UnicodeEncodeError as error:
@@ -98,7 +100,7 @@ def read_task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
         raise ValueError(f"{at}: objects or lists within one another, too deep to be read") from None
 
 
-def _task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
+def _task(row: Mapping[str, Any], at: str, default_source: str, source_of_ids: str) -> Task:
     if is_repository(row):
         task = repository_task(row, at)
         return replace(task, metadata={**task.metadata, **_family(row, {}, at)})
@@ -121,7 +123,8 @@ def _task(row: Mapping[str, Any], at: str, default_source: str) -> Task:
     own_source = next((str(v) for f in SOURCE_FIELDS if (v := look_up(row, f))), "")
     source = own_source or default_source
     own_id = next((written(v) for f in ID_FIELDS if (v := look_up(row, f)) not in (None, "")), "")
-    own_id = f"{own_source}/{own_id}" if own_source and own_id else own_id
+    source_of_ids = own_source or source_of_ids
+    own_id = f"{source_of_ids}/{own_id}" if source_of_ids and own_id else own_id
     key = "\x1f".join((source, prompt, *answers, *([json.dumps(settings, sort_keys=True)] if settings else [])))
     metadata = _object(row, "extra_info") | {name: value for name, value in own.items() if value is not None}
     if tests is not None:

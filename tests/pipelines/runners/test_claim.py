@@ -134,7 +134,7 @@ def test_nothing_new_skips_until_the_task_file_changes(tmp_path: Path) -> None:
     pin(run, "one", 1)
     assert reason_to_skip(run) == "", "what was begun for new tasks and failed is finished"
     decided(run, 1, "inconclusive")
-    assert "train.jsonl has not changed and 0 fresh episodes, schedule.min_fresh_traces = 100" in reason_to_skip(run)
+    assert "train.jsonl: no change and 0 fresh episodes, schedule.min_fresh_traces = 100" in reason_to_skip(run)
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write('{"question": "1+1", "answer": "2"}\n')
     assert reason_to_skip(run) == ""

@@ -114,6 +114,22 @@ def test_every_shape_gives_its_tasks(shape: str, suffix: str, tmp_path: Path) ->
         assert tasks[2].answers[0] in ("2", "a2")
 
 
+def test_several_files_make_a_set_in_which_each_is_a_source(tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("nq", "hotpotqa")}
+    for name, file in files.items():
+        rows = [{"id": f"train_{i}", "question": f"{name} {i}?", "golden_answers": [f"a{i}"]} for i in range(3)]
+        file.write_text("\n".join(map(json.dumps, rows)))
+    source = TaskSourceConfig(path=tuple(map(str, files.values())), count=5)
+    tasks = load_tasks(source, section="train", seed=0)
+    assert [(task.source, task.prompt) for task in tasks] == [
+        *(("nq", f"nq {i}?") for i in range(3)),
+        *(("hotpotqa", f"hotpotqa {i}?") for i in range(2)),
+    ]
+    files["hotpotqa"].unlink()
+    with pytest.raises(ValueError, match=r"hotpotqa\.jsonl does not exist"):
+        load_tasks(source, section="train", seed=0)
+
+
 READER = """
 import sys
 from pipelines.config.sections import TaskSourceConfig
