@@ -310,6 +310,9 @@ class DeepSpeedConfig(Settings):
     """Whether the optimizer state is kept in CPU memory; it needs zero_stage >= 1."""
     offload_parameters: bool = False
     """Whether parameters are kept in CPU memory; it needs zero_stage 3."""
+    sequence_parallel: int = Field(1, ge=1)
+    """The number of workers that compute the same rows together, each a part of the tokens (Ulysses, arXiv 2309.14509), so that
+    a row may be that many times as long. It divides the workers, and the heads of the model."""
 
     @model_validator(mode="after")
     def _offload_needs_partitions(self) -> Self:
@@ -385,7 +388,7 @@ class TrainConfig(Settings):
     train_mixed_versions: bool = False
     """Whether episodes are trained on in which more than one version of a model group had turns."""
     num_workers: int = Field(1, ge=1)
-    """The number of data-parallel training workers per model group."""
+    """The number of training workers per model group; they are data-parallel, but for `deepspeed.sequence_parallel`."""
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", json_schema_extra=NOT_IDENTITY)
     """The number of torch threads per worker. `auto`: the cores that the process which starts the trainers may use
     (affinity, cgroup, OMP_NUM_THREADS), divided by the number of workers of all model groups; a small model gets fewer."""
@@ -439,6 +442,15 @@ class TrainConfig(Settings):
     def _is_an_estimator(cls, value: str) -> str:
         estimator_of(value)
         return value
+
+    @model_validator(mode="after")
+    def _workers_are_groups(self) -> Self:
+        if self.num_workers % self.deepspeed.sequence_parallel:
+            raise ValueError(
+                f"train.num_workers = {self.num_workers}: these are no groups of deepspeed.sequence_parallel = "
+                f"{self.deepspeed.sequence_parallel} workers: give a multiple"
+            )
+        return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -52,6 +52,8 @@ LAYOUTS = {
     "z2": DeepSpeedConfig(zero_stage=2),
     "z3": DeepSpeedConfig(zero_stage=3),
     "z3-offload": DeepSpeedConfig(zero_stage=3, offload_optimizer=True, offload_parameters=True),
+    "sequences": DeepSpeedConfig(sequence_parallel=2),
+    "sequences-z3": DeepSpeedConfig(sequence_parallel=2, zero_stage=3, gradient_checkpointing=True),
 }
 PAIRS = [
     ("grpo", "z0"),
@@ -66,12 +68,17 @@ PAIRS = [
     ("frozen", "z3-offload"),
     ("warm-up", "z2"),
     ("warm-up", "z3"),
+    ("grpo", "sequences"),
+    ("own", "sequences-z3"),
+    ("shared", "sequences"),
+    ("frozen", "sequences-z3"),
+    ("warm-up", "sequences"),
 ]
 
 
 RESUMED = [("own", "z3"), ("shared", "z2"), ("frozen", "z1-offload")]
-EACH_PUSH = [("own", "z0"), ("shared", "z1-offload"), ("own", "z2"), ("own", "z3")]
-"""One pair for each ZeRO stage, and one checkpoint; `make nightly` plays all."""
+EACH_PUSH = [("own", "z0"), ("shared", "z1-offload"), ("own", "z2"), ("shared", "sequences"), ("own", "z3")]
+"""One pair for each ZeRO stage, one of shared sequences, and one checkpoint; `make nightly` plays all."""
 
 
 def each_push(pairs: Sequence[tuple[str, str]]) -> list[Any]:
@@ -82,6 +89,7 @@ def each_push(pairs: Sequence[tuple[str, str]]) -> list[Any]:
 def job(learner: str, layout: str, *, resumes: str | Path = "") -> Job:
     config = TrainConfig(
         deepspeed=LAYOUTS[layout],
+        num_workers=LAYOUTS[layout].sequence_parallel,
         num_minibatches=3,
         microbatch_tokens=64,
         # The second time it learns from the rows of the first: far from on-policy.

@@ -7,6 +7,7 @@ only where the next token is a completion token, in chunks whose logits are reco
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from train_loops.rows.batching import Batch, collate_turns
-from train_loops.rows.packed_attention import install, refuse_unpackable
+from train_loops.rows.packed_attention import install, refuse_unpackable, refuse_unshareable
 from train_loops.signal.losses import at_least_float32
 
 if TYPE_CHECKING:
@@ -76,16 +77,28 @@ class PolicyScorer(nn.Module):
                 f"a completion holds token id {int(batch.targets.max())}, but the tokenizer's ids end at {num_known - 1}: an engine that "
                 "masks no padded rows sampled it; sample the episodes again"
             )
+        mine, mask_of_token = hidden, batch.mask_of_token
+        targets = batch.token_ids[0, :1] if is_empty else batch.targets
+        temperature = batch.temperature.new_ones(1) if is_empty else batch.temperature
+        if batch.shared is not None:  # the head takes much of the time: each worker scores a part of the tokens
+            part_of = partial(batch.shared.part_of, dim=0)
+            mine, targets = part_of(hidden), part_of(targets)
+            # Tokens that fill up the last part count nowhere, but must be finite.
+            temperature = part_of(temperature, padding=1)
+            mask_of_token = None if mask_of_token is None else part_of(mask_of_token)
         scored = _score(
             self.model.get_output_embeddings(),
-            hidden,
-            batch.token_ids[0, :1] if is_empty else batch.targets,
-            batch.temperature.new_ones(1) if is_empty else batch.temperature,
+            mine,
+            targets,
+            temperature,
+            mask_of_token,
             with_entropy=with_entropy,
             num_known=num_known,
             masks=batch.masks,
-            mask_of_token=batch.mask_of_token,
-        )[:, :num_tokens]
+        )
+        if batch.shared is not None:
+            scored = batch.shared.gathered(scored, dim=1)
+        scored = scored[:, :num_tokens]
         if not with_values:
             return scored[0], scored[1], torch.zeros_like(scored[0])
         if self.value_head is None:
@@ -117,11 +130,20 @@ def hidden_states(trunk: PreTrainedModel, batch: Batch) -> torch.Tensor:
     It is [1, H] for an empty microbatch: after the caller slices the result away ([:0]), backward still runs over every
     parameter, with gradients of zero, and the worker takes part in all collectives.
     """
-    packed: dict[str, Any] = {}
+    laid: dict[str, Any] = {}
+    token_ids, shared, length = batch.token_ids, batch.shared, batch.token_ids.shape[1]
     if batch.families is not None:
         refuse_unpackable(trunk)
-        packed = {"position_ids": batch.position_ids, "families": batch.families}
-    hidden = trunk(input_ids=batch.token_ids, use_cache=False, **packed).last_hidden_state.flatten(0, 1)
+        laid = {"position_ids": batch.position_ids, "families": batch.families}
+    if shared is not None:
+        refuse_unshareable(trunk, shared)
+        positions = torch.arange(length, device=token_ids.device)[None].expand_as(token_ids)
+        laid["position_ids"] = shared.part_of(laid.get("position_ids", positions), dim=1)
+        laid["shared"], token_ids = shared, shared.part_of(token_ids, dim=1)
+    hidden = trunk(input_ids=token_ids, use_cache=False, **laid).last_hidden_state
+    if shared is not None:
+        hidden = shared.gathered(hidden, dim=1)[:, :length]
+    hidden = hidden.flatten(0, 1)
     return hidden[batch.predictors] if len(batch.predictors) else hidden[:1]
 
 
@@ -130,11 +152,11 @@ def _score(
     hidden: torch.Tensor,
     targets: torch.Tensor,
     temperature: torch.Tensor,
+    mask_of_token: torch.Tensor | None,
     *,
     with_entropy: bool,
     num_known: int | None,
     masks: torch.Tensor | None,
-    mask_of_token: torch.Tensor | None,
 ) -> torch.Tensor:
     """Maps hidden states [N, H], targets [N] and temperatures [N] to [2, N]: logprobs and entropy over `num_known` rows,
     or over those of them that each token's mask allows.

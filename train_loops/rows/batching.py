@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from train_loops.config import RowsConfig
 from train_loops.rows.packed_attention import Families, families_of
 from train_loops.rows.samples import Masks, Sample
+from train_loops.rows.shared_sequences import SharedSequences, shared_sequences
 from train_loops.rows.sharing import Chain, chains_of, neighbours, segments_of, unique_shares
 
 
@@ -56,6 +57,8 @@ class Batch:
     """Completion tokens of each of `rows`; they add up to N."""
     num_tokens: int
     """Tokens that are computed, padding left out; what is merged or shared counts once."""
+    shared: SharedSequences | None = None
+    """The workers that compute this batch together; None: this worker alone."""
 
     def to(self, device: torch.device | str) -> Batch:
         """Returns the same batch on another device."""
@@ -229,9 +232,12 @@ class Layout:
         microbatch_tokens: int,
         pad_id: int = 0,
         can_pack: bool = True,
+        sequence_parallel: int = 1,
     ) -> None:
         """Args: samples: all rows of the job; microbatch_tokens: see `TrainConfig`; pad_id: any token id; can_pack: whether
-        the model computes packed rows, for `rows.pack: auto`."""
+        the model computes packed rows, for `rows.pack: auto`; sequence_parallel: workers that compute a row together."""
+        self._shared = shared_sequences(sequence_parallel)
+        self._num_sharing = sequence_parallel
         self._samples, self._rows, self._pad_id = samples, rows, pad_id
         self._microbatch_tokens = microbatch_tokens
         self._pack = can_pack if rows.pack == "auto" else rows.pack
@@ -255,7 +261,8 @@ class Layout:
     def batch(self, chains: Sequence[Chain]) -> Batch:
         """Returns the tensors of a microbatch, on this worker's device."""
         share = self._rows.share
-        return collate(self._samples, chains, pack=self._pack, share=share, pad_id=self._pad_id).to(device())
+        batch = collate(self._samples, chains, pack=self._pack, share=share, pad_id=self._pad_id).to(device())
+        return replace(batch, shared=self._shared)
 
     def savings(self) -> tuple[float, dict[str, float]]:
         """Returns the share that merging leaves to compute, see `unique_shares`."""
@@ -270,8 +277,8 @@ class Layout:
             merge=self._rows.merge,
             pack=self._pack,
             order=self._order,
-            num_workers=dist.get_world_size(),
-            rank=dist.get_rank(),
+            num_workers=dist.get_world_size() // self._num_sharing,
+            rank=dist.get_rank() // self._num_sharing,
             seed=seed,
         )
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from train_loops.rows.shared_sequences import SharedSequences
 from train_loops.rows.sharing import Segment
 
 PACKED_ATTENTION = "troupe_packed"
@@ -87,6 +91,16 @@ def refuse_unpackable(model: PreTrainedModel) -> None:
         raise ValueError(f"{type(model).__name__} cannot compute packed rows: {reason}; set train.rows.pack: false")
 
 
+def refuse_unshareable(model: PreTrainedModel, shared: SharedSequences) -> None:
+    """Raises ValueError for a model whose sequences the workers cannot share."""
+    num_heads = model.config.get_text_config().num_attention_heads
+    uneven = f"it has {num_heads} attention heads" if num_heads % shared.size else ""
+    if reason := why_not_packed(model) or uneven:
+        raise ValueError(
+            f"train.deepspeed.sequence_parallel: {shared.size} workers cannot share the sequences of {type(model).__name__}: {reason}"
+        )
+
+
 def why_not_packed(model: PreTrainedModel) -> str:
     """Says why rows cannot be packed for this model; empty if they can."""
     config = model.config.get_text_config()  # a model with pictures has its layers there
@@ -102,18 +116,30 @@ def why_not_packed(model: PreTrainedModel) -> str:
 
 
 def _packed_attention(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     families: Families | None = None,
+    shared: SharedSequences | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
     """Maps query, key, value [1, heads, T, D] to [1, T, heads, D]; every segment attends to its prefix and, causally, itself.
 
-    Without `families` the arguments are [B, heads, T, D], of rows padded on the right.
+    Without `families` the arguments are [B, heads, T, D], of rows padded on the right. Where sequences are `shared`, T is this worker's part.
     """
+    if shared is not None:
+        # Keys and values of fewer heads than workers are repeated, until each worker has one.
+        num_kv_heads = lcm(key.shape[1], shared.size)
+        key, value = (x.repeat_interleave(num_kv_heads // x.shape[1], dim=1) for x in (key, value))
+        parted = SimpleNamespace(num_key_value_groups=query.shape[1] // num_kv_heads, is_causal=module.is_causal)
+
+        def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+            return _packed_attention(parted, query, key, value, attention_mask, families, **settings)[0]
+
+        return shared.attend(attention, *(x.transpose(1, 2) for x in (query, key, value))), None
     if families is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -127,7 +153,9 @@ def _packed_attention(
             mask = torch.ones(length, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - length)[None, None]
         parts = (_pick(q, family.queries), _pick(k, family.keys), _pick(v, family.keys))
         outputs.append(sdpa_attention_forward(module, *parts, mask, **settings)[0].flatten(0, 1))
-    return torch.cat(outputs).index_select(0, families.outputs)[None], None
+    attended = torch.cat(outputs).index_select(0, families.outputs)[None]
+    # The parts of shared sequences are equally long: behind the rows may be tokens of none.
+    return F.pad(attended, (0, 0, 0, 0, 0, query.shape[2] - attended.shape[1])), None
 
 
 def _pick(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

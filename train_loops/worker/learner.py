@@ -196,6 +196,7 @@ def learn(
         microbatch_tokens=config.microbatch_tokens,
         pad_id=pad_id,
         can_pack=not why_not_packed(models.policy.module.model),
+        sequence_parallel=config.deepspeed.sequence_parallel,
     )
     with clock.measures("old_logprobs"):
         scored = score(

@@ -155,6 +155,14 @@ class Update:
             lengths = [self.samples[i].completion_length for i in dealt]
             yield mine, dealt, Denominators.of(lengths, norm_tokens=self.config.loss.norm_tokens)
 
+    @property
+    def _num_replicas(self) -> int:
+        """Workers, or groups of them that compute the same rows: the engine divides gradients by the workers.
+
+        In such a group a gradient comes from every worker's equal loss, so that the group counts once.
+        """
+        return dist.get_world_size() // self.config.deepspeed.sequence_parallel
+
     def _backward(self, parts: list[list[Chain]], denominators: Denominators) -> None:
         """Runs forward and backward over this worker's microbatches of one minibatch."""
         for i, chains in enumerate(parts):
@@ -166,7 +174,7 @@ class Update:
                 self.models.policy.backward(self._value_head_loss(batch, denominators), is_last=is_last)
             if self.models.critic is not None:
                 share = self._critic_loss(self.models.critic(batch), batch, denominators)
-                self.models.critic.backward(share * dist.get_world_size(), is_last=is_last)
+                self.models.critic.backward(share * self._num_replicas, is_last=is_last)
 
     def _policy_loss(self, batch: Batch, denominators: Denominators) -> torch.Tensor:
         """Returns this microbatch's share of: policy loss + kl_coef KL - entropy_coef H (+ value_coef value loss)."""
@@ -207,7 +215,7 @@ class Update:
         if self.models.shares_trunk:
             value_share = self._critic_loss(values, batch, denominators)
             share = share + self.config.critic.value_coef * value_share
-        return share * dist.get_world_size()
+        return share * self._num_replicas
 
     def _value_head_loss(self, batch: Batch, denominators: Denominators) -> torch.Tensor:
         """Warms up a head on the policy's trunk: every other parameter gets a gradient of exactly zero.
@@ -216,7 +224,7 @@ class Update:
         """
         logprobs, _, values = self.models.policy(batch, with_values=True, trains_trunk=False)
         share = self.config.critic.value_coef * self._critic_loss(values, batch, denominators)
-        return (share + 0.0 * logprobs.sum()) * dist.get_world_size()
+        return (share + 0.0 * logprobs.sum()) * self._num_replicas
 
     def _critic_loss(self, values: torch.Tensor, batch: Batch, denominators: Denominators) -> torch.Tensor:
         assert self.signal.returns is not None
@@ -265,7 +273,7 @@ class Update:
     def _figures(
         self, num_steps: int, num_skipped: int, norms: Mapping[str, list[float]]
     ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-        per_agent = sum_over_workers(self._sums)
+        per_agent = self._summed(self._sums)
         metrics = {"train/steps": float(num_steps), "train/skipped_steps": float(num_skipped)}
         zeros = [0.0] * len(self._agents)
         counts = {"num_tokens": per_agent.pop("num_tokens", zeros)}
@@ -287,9 +295,24 @@ class Update:
             metrics[f"{prefix}grad_norm"] = float(np.mean(engine_norms))
         return metrics, agents
 
+    def _summed(self, sums: Mapping[str, Any]) -> dict[str, list[float]]:
+        """Returns the sums of {name: [n] tensor} over all workers, as lists; every worker calls it with the same names.
+
+        What workers that compute the same rows have counts once.
+        """
+        if not sums:
+            return {}
+        names = sorted(sums)  # the tensors of all workers are added up as one: they must lie in the same order
+        sizes = [len(sums[name]) for name in names]
+        stacked = torch.cat([sums[name].detach().float() for name in names])
+        if dist.get_world_size() > 1:
+            dist.all_reduce(stacked)
+        stacked /= self.config.deepspeed.sequence_parallel
+        return {name: part.tolist() for name, part in zip(names, stacked.split(sizes), strict=True)}
+
     def _diverged(self, which: str, norm: float, dealt: Sequence[int]) -> TrainingDivergedError:
         """Builds the error, which names the turns whose loss was not finite; all workers call it, it sums over them."""
-        counts = sum_over_workers({"rows": self._not_finite})["rows"]
+        counts = self._summed({"rows": self._not_finite})["rows"]
         causes = [i for i, n in enumerate(counts) if n]
         named = "the losses of its rows are finite, their gradient is not; they are" if not causes else "it came from"
         causes = causes or list(dealt)
@@ -302,15 +325,3 @@ class Update:
             f"{which} had a loss or gradient that is not finite (the last norm is {norm}); {named} {turns}{more}: lower "
             "the learning rate, or look at the rewards and logprobs of these turns"
         )
-
-
-def sum_over_workers(sums: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Returns the sums of {name: [n] tensor} over all workers, as lists; every worker calls it with the same names."""
-    if not sums:
-        return {}
-    names = sorted(sums)  # the tensors of all workers are added up as one: they must lie in the same order
-    sizes = [len(sums[name]) for name in names]
-    stacked = torch.cat([sums[name].detach().float() for name in names])
-    if dist.get_world_size() > 1:
-        dist.all_reduce(stacked)
-    return {name: part.tolist() for name, part in zip(names, stacked.split(sizes), strict=True)}
