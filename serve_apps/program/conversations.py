@@ -11,6 +11,7 @@ turns that do not are counted.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -153,8 +154,6 @@ def _key(message: Mapping[str, Any]) -> Any:
 
 def _text(arguments: Any) -> str:
     """Returns arguments as canonical JSON: they are JSON text in a message, and data for a template."""
-    import json
-
     data = arguments
     if isinstance(arguments, str):
         try:

@@ -78,13 +78,11 @@ class WeightStore:
             refuse_other_run(existing, run_id)
             return existing
         source = Path(folder)
-        names = sorted(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file())
-        names = [n for n in names if n != MANIFEST and _is_part(n)]
+        names = _part_names(source)
         tensors = tensors_of(source, names)
         for name in names:
             if name.endswith(".safetensors"):
                 refuse_not_finite(source / name, of=f"version {version} of {model_group}")
-        config = source / "config.json"
         target = Folder.at(self.uri_of(model_group, version))
         with target.open_new() as store:
             manifest = Manifest(
@@ -96,7 +94,7 @@ class WeightStore:
                 files={name: store.put(source / name, name) for name in names},
                 size_bytes=sum((source / name).stat().st_size for name in names),
                 tensors=tensors,
-                is_tied=config.is_file() and bool(json.loads(config.read_text()).get("tie_word_embeddings", False)),
+                is_tied=_is_tied(source / "config.json"),
                 probe=probe,
                 checkpoint=checkpoint,
                 note=note,
@@ -202,6 +200,16 @@ def refuse_other_run(ref: ModelVersionRef, run_id: str) -> None:
             f"storage.weights: {ref.uri} is of run {owner!r}, and {run_id!r} needs a version of this name: give each run a store of its own, "
             "or name the model group otherwise"
         )
+
+
+def _part_names(folder: Path) -> list[str]:
+    """Returns the names of the files that are the model, sorted."""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in names if name != MANIFEST and _is_part(name))
+
+
+def _is_tied(config: Path) -> bool:
+    return config.is_file() and bool(json.loads(config.read_text()).get("tie_word_embeddings", False))
 
 
 def _is_part(name: str) -> bool:

@@ -7,6 +7,7 @@ that it is tiny.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,6 @@ def build_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
 
 
 def _tags(text: str) -> list[str]:
-    import re
-
     return re.findall(r"</?[A-Z_]+>", text)
 
 

@@ -137,7 +137,7 @@ def _trainer_bytes(
     layers, hidden = int(shape.get("num_hidden_layers") or 0), int(shape.get("hidden_size") or 0)
     inner = int(shape.get("intermediate_size") or 4 * hidden)
     per_layer = hidden if train.deepspeed.gradient_checkpointing else 10 * hidden + 4 * inner
-    activations = train.microbatch_tokens * layers * per_layer * size
+    activations = train.microbatch_tokens // train.deepspeed.sequence_parallel * layers * per_layer * size
     parts = 1 if train.deepspeed.zero_stage == 3 else workers
     return int(frozen * size * parts + learning + (activations + TRAINER_GIB * GIB) * workers)
 
