@@ -33,6 +33,7 @@ def _is_agent(name: str) -> str:
 AgentName = Annotated[str, AfterValidator(_is_agent)]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 """Annotations of constructors whose settings stand in a config: `by_name.check_settings` holds their bounds."""
 

@@ -59,9 +59,13 @@ class OutcomeShare:
         check_share(share)
         self.share, self.format_weight, self.sharing = share, format_weight, tuple(sharing)
 
+    def outcome_of(self, trace: Trace) -> float:
+        """Returns the metric of the episode's answer. A missing answer is wrong."""
+        return self.metric(trace.answer, trace.task.answers)
+
     def assign_credit(self, trace: Trace) -> Credit:
-        """Returns the credit; the outcome is the metric of `trace.answer`. A missing answer is wrong."""
-        outcome = self.metric(trace.answer, trace.task.answers)
+        """Returns the credit: what each turn gets of the episode's outcome."""
+        outcome = self.outcome_of(trace)
         is_sharing = [self.shares(turn.agent) for turn in trace.turns]
         each = outcome / max(1, sum(is_sharing)) if self.share == "split" else outcome
         rewards = [

@@ -51,6 +51,8 @@ class CreditRule(Protocol):
     in episodes either that it is not asked about. A rule under which some agents train without a share of the outcome says so by a
     method `shares(agent) -> bool`; in those episodes such an agent earns 0.
 
+    A rule that asks somebody else may say by a method `preflight() -> list[str]` who answers: `troupe validate` calls it, and shows its lines.
+
     A rule that compares answers with references may say by a method `reads(reference) -> bool` which it can read: `troupe validate` counts
     the others.
     """

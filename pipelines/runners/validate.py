@@ -56,6 +56,7 @@ def check(config: RunConfig) -> list[str]:
         *unread_notes(config),
         *_check_models(config, workflow),
         *workflow.preflight(),
+        *getattr(credit, "preflight", list)(),
         *check_tools(workflow),
     ]
     notes += _notes_on_code(config)

@@ -1,0 +1,1 @@
+"""A served model that grades answers, as a reward."""
