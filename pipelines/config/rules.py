@@ -203,21 +203,31 @@ def shared_gpus_have_room_for_both(config: RunSections) -> None:
                 f"{place}: serve.gpus = {serve.gpus:g} and train.gpus_per_worker = {train.gpus_per_worker:g} share no GPU: give "
                 "both a share of one, e.g. 0.5 each, or drop pool"
             )
-        if serve.gpus >= 1 or train.gpus_per_worker >= 1:
+        if serve.gpus + train.gpus_per_worker > 1:
             raise ValueError(
-                f"{place}: Ray gives nobody else a part of a GPU that serve.gpus = {serve.gpus:g} or train.gpus_per_worker = "
-                f"{train.gpus_per_worker:g} reserves whole: give shares that add up to 1, e.g. 0.5 each"
+                f"{place}: serve.gpus = {serve.gpus:g} and train.gpus_per_worker = {train.gpus_per_worker:g} do not fit on one GPU: give "
+                "shares that add up to 1, e.g. 0.5 each"
             )
-        for key, value in (
-            ("serve.num_replicas", serve.num_replicas),
-            ("serve.tensor_parallel_size", serve.tensor_parallel_size),
-            ("train.num_workers", train.num_workers),
-        ):
-            if value > 1:
-                raise ValueError(
-                    f"{place}: {key} = {value}, but what is shared is one GPU, and Ray may put two workers of NCCL on the same: "
-                    "set it to 1, or give engines and trainers GPUs of their own (pool: separate)"
-                )
+        if serve.gpus and serve.tensor_parallel_size > 1:
+            raise ValueError(
+                f"{place}: serve.tensor_parallel_size = {serve.tensor_parallel_size}: Ray gives an engine several GPUs only as a whole: set it "
+                "to 1, or give engines and trainers GPUs of their own (pool: separate)"
+            )
+        # So a GPU has room for one engine, and beside it for one worker: two workers of NCCL cannot be on the same.
+        is_one_each = serve.gpus > 0.5 and 2 * train.gpus_per_worker > 1 - serve.gpus
+        if serve.gpus and max(serve.num_replicas, train.num_workers) > 1 and not is_one_each:
+            raise ValueError(
+                f"{place}: with serve.gpus = {serve.gpus:g} and train.gpus_per_worker = {train.gpus_per_worker:g} Ray may put two of "
+                f"serve.num_replicas = {serve.num_replicas} engines, or of train.num_workers = {train.num_workers}, on one GPU: give an engine "
+                "more than half of it and a worker more than half of the rest, e.g. 0.6 and 0.4"
+            )
+    num_engines = sum(config.serve_config(group).num_replicas for group in config.model_groups)
+    num_workers = sum(config.train_config(group).num_workers for group in config.model_groups)
+    if num_workers > num_engines:
+        raise ValueError(
+            f"pool: shared: train.num_workers of all model groups add up to {num_workers}, but each takes the GPU of an engine, and "
+            f"serve.num_replicas add up to {num_engines}: give as many"
+        )
 
 
 def uploaded_runs_are_stored_elsewhere(config: RunSections) -> None:

@@ -63,8 +63,8 @@ class RunSections(Settings):
     serve: ServeConfig = ServeConfig()
     """How the engines run that serve the model groups; `model_groups.<name>.serve` changes it for one of them."""
     pool: Literal["separate", "shared"] = Field("separate", json_schema_extra=NOT_IDENTITY)
-    """Whether engines and trainers have GPUs of their own, or share one. `shared`: the engines sleep while stage train has
-    the GPU, with their weights in the host's memory, and model groups train one after another."""
+    """Whether engines and trainers have GPUs of their own, or share them. `shared`: the engines sleep while stage train has
+    the GPUs, with their weights in the host's memory, and model groups train one after another."""
     warmstart: WarmstartConfig | None = None
     """The supervised training before the first iteration; null: none."""
     loop: LoopConfig = Field(LoopConfig(), json_schema_extra=IDENTITY_IF_CHANGED)

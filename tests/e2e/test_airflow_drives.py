@@ -44,7 +44,7 @@ def run(airflow: LocalAirflow) -> Run:
 
 
 def set_slots(airflow: LocalAirflow, count: int) -> None:
-    airflow.ask(f"/pools/{POOL}?update_mask=slots", "PATCH", pool=POOL, slots=count)
+    airflow.ask(f"/pools/{POOL}?update_mask=slots", "PATCH", pool=POOL, slots=count, include_deferred=True)
 
 
 def states(airflow: LocalAirflow, dag_run: str) -> dict[str, str]:

@@ -5,6 +5,7 @@
 | shared | 1 | bfloat16, asleep while the trainer has the GPU | bfloat16, ZeRO-2, its states in the host's memory afterwards |
 | zero-3 | 1 | the same | bfloat16, ZeRO-3, loaded again for each job |
 | adapters | 1 | one base in bfloat16, two LoRA adapters | bfloat16, ZeRO-2, adapters only |
+| shared-two | 2 | two, each asleep while a trainer's worker has its GPU | bfloat16, ZeRO-3 over the two GPUs |
 | separate | 2 | bfloat16, a GPU of its own | bfloat16, ZeRO-2, a GPU of its own |
 | two-workers | 3 | the same | bfloat16, ZeRO-3 over two GPUs (NCCL) |
 | tensor-parallel | 2 | bfloat16, split over two GPUs | float32, on the CPU |
@@ -42,6 +43,12 @@ PARTS: Mapping[str, Part] = {
         | ZERO_2
         | {"train.lora": {"rank": 8}, "train.gpus_per_worker": 0.25},  # two trainers, one engine
         has_adapters=True,
+    ),
+    "shared-two": Part(
+        num_gpus=2,
+        settings={"pool": "shared", "serve.gpus": 0.6, "serve.num_replicas": 2}
+        | {"train.gpus_per_worker": 0.4, "train.num_workers": 2}
+        | ZERO_3,
     ),
     "separate": Part(num_gpus=2, settings={"serve.gpus": 1, "train.gpus_per_worker": 1} | ZERO_2),
     "two-workers": Part(

@@ -84,15 +84,23 @@ def begun_from(folder: str) -> dict[str, Any]:
         ),
         (
             {"pool": "shared", "serve.gpus": 1, "train.gpus_per_worker": 0.5},
-            r"serve\.gpus = 1 or train\.gpus_per_worker = 0\.5 reserves whole: give shares",
+            r"serve\.gpus = 1 and train\.gpus_per_worker = 0\.5 do not fit on one GPU: give shares",
         ),
         (
             {"pool": "shared", "serve.gpus": 0.5, "serve.num_replicas": 2, "train.gpus_per_worker": 0.5},
-            r"serve\.num_replicas = 2, but what is shared is one GPU",
+            r"Ray may put two of serve\.num_replicas = 2 engines.*more than half of it",
         ),
         (
-            {"pool": "shared", "serve.gpus": 0.5, "train.gpus_per_worker": 0.5, "train.num_workers": 2},
-            r"train\.num_workers = 2, but what is shared is one GPU",
+            {"pool": "shared", "serve.gpus": 0.6, "train.gpus_per_worker": 0.2, "train.num_workers": 2},
+            r"or of train\.num_workers = 2, on one GPU: give",
+        ),
+        (
+            {"pool": "shared", "serve.gpus": 0.6, "train.gpus_per_worker": 0.4, "train.num_workers": 3},
+            r"train\.num_workers of all model groups add up to 6, but .* serve\.num_replicas add up to 2",
+        ),
+        (
+            {"pool": "shared", "serve.gpus": 0.5, "train.gpus_per_worker": 0.5, "serve.tensor_parallel_size": 2},
+            r"serve\.tensor_parallel_size = 2: Ray gives an engine several GPUs only as a whole",
         ),
         (
             {"loop.max_lag": 1, "pool": "shared", "serve.gpus": 0.5, "train.gpus_per_worker": 0.5},
