@@ -91,7 +91,8 @@ def members_of(keys: Keys) -> list[list[int]]:
 def per_episode(rows: RewardedRows, keys: Keys) -> tuple[NDArray[np.float64], list[Hashable], NDArray[np.int64]]:
     """Returns one score per episode and key [E], the key of each [E], and which of the E each row belongs to [N].
 
-    The score of an episode whose agents earned different rewards is the mean over its turns, as in the code of Dr. MAS.
+    The score of an episode whose agents earned different rewards is the mean over its turns. (The code of Dr. MAS takes that of
+    its first row.)
     Of increments it is their sum: a mean would make an episode that failed late look better than one that failed early.
     """
     first: dict[tuple[Hashable, str], int] = {}
