@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -34,6 +35,10 @@ TITLES = {
     "anchors": "Household: what is a turn compared with?",
     "choices_math": "Math chain: an orchestrator under a limit on tokens",
     "choices_search": "Search: an orchestrator under a limit on tokens",
+    "papers_math": "Math chain: whom an agent is compared with, and which agents share weights",
+    "papers_code": "Code: whom an agent is compared with, which agents share weights, how many rounds",
+    "papers_search": "M-ASK: whom an agent is compared with, which agents share weights, how many rounds",
+    "papers_verifier": "Solver and verifier: an answer alone, or checked once or twice",
     "overlap": "The demo: what does an iteration learn that was sampled one version earlier?",
 }
 
@@ -71,6 +76,11 @@ def _train(comparison: Comparison, rows: Sequence[str], seeds: Sequence[int], co
     todo = [(row, seed) for seed in seeds for row in rows if read_result(comparison, row, seed, root=root) is None]
     if not todo:
         return []
+    if comparison.is_of_one_model and len(todo) > 1:
+        # Rows have other model groups, whose engines and trainers would stay beside those of the next row: each has a process of its own.
+        command = [sys.executable, "-m", "tests.algorithms", "--comparison", comparison.name]
+        each = [(f"{row}, seed {seed}", [*command, "--rows", row, "--seeds", str(seed)]) for row, seed in todo]
+        return [f"{comparison.name}/{about}" for about, one in each if subprocess.run(one, check=False).returncode]
     connect("")
     screen = Screen(console)
     failed = []

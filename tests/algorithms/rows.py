@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from pipelines.config.run_config import RunConfig, load_config
 from stores.types import Task
 
 ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = ROOT / "infra" / "workflows"
 SEEDS = (0, 1, 2)
 Changes = Mapping[str, Any]
 """Dotted key of the run config -> value."""
@@ -160,6 +161,35 @@ OVERLAP: Mapping[str, Changes] = {
 """Iterations one after the other against iterations that are sampled while the one before trains."""
 
 
+MATH, CODE, SEARCH = (
+    ("solver", "verifier", "refiner", "finalizer"),
+    ("planner", "coder", "reflector"),
+    ("planner", "answerer", "searcher", "summarizer", "updater"),
+)
+
+
+def _papers(agents: Sequence[str], **more: Changes) -> Mapping[str, Changes]:
+    """The ablations of the papers on one team: what an agent is compared with, and which agents share weights."""
+    own = {agent: {"agents": [agent]} for agent in agents}
+    return {
+        "dr_mas": _of("dr_mas"),
+        "pooled": _of("dr_mas", train__advantage={"group_by": "task"}),
+        "grpo": _of("grpo"),
+        "shared": _of("dr_mas", model_groups={"team": {"agents": list(agents)}}),
+        "separate": _of("dr_mas", model_groups=own),
+        "adapters": _of(
+            "dr_mas",
+            model_groups={name: {**group, "base": "base"} for name, group in own.items()},
+            train__lora={"rank": 16, "alpha": 32.0},
+        ),
+        **more,
+    }
+
+
+def _rounds(*numbers: int) -> Mapping[str, Changes]:
+    return {f"rounds_{number}": {"workflow.settings.max_rounds": number} for number in numbers}
+
+
 def _by_carry(task: Task) -> str:
     """Whether the last digits of a sum `a+b*c` add up to ten or more."""
     a, b, c = map(int, re.findall(r"\d+", task.prompt))
@@ -183,6 +213,9 @@ class Comparison:
     """The row that the others are compared with."""
     difficulty: Callable[[Task], str] | None = None
     """A task -> a name for tasks that are about as hard; None: what episodes spend is not reported."""
+    is_of_one_model: bool = False
+    """Whether one model, warm-started for all agents, is version 0 of every model group in every row; else each row begins with the
+    config's own model groups."""
 
     def row_config(self, row: str, *, seed: int, root: Path) -> RunConfig:
         """The run config of one row and seed; trainers and engines lie under `root`, the stores in the row's own folder.
@@ -196,7 +229,22 @@ class Comparison:
             "storage.traces": str(folder / "traces"),
             "storage.weights": str(folder / "weights"),
         }
-        return load_config(self.config, {**places, "seed": seed, **(self.rows[row] if row else {})})
+        changes = {**places, "seed": seed, **(self.rows[row] if row else {})}
+        if not self.is_of_one_model:
+            return load_config(self.config, changes)
+        groups = load_config(self.config).model_groups
+        if not row:
+            agents = [agent for group in groups.values() for agent in group.agents]
+            return load_config(self.config, changes | {"model_groups": {"team": {"agents": agents}}})
+        own = changes.pop("model_groups", {name: {"agents": list(group.agents)} for name, group in groups.items()})
+        model = str(model_of(root, seed))
+        adopted = {name: {**group, "model": model} for name, group in own.items()}
+        return load_config(self.config, changes | {"model_groups": adopted, "warmstart": None})
+
+
+def model_of(root: Path, seed: int) -> Path:
+    """Where the model lies with which all rows of a seed begin, in a comparison of one model."""
+    return root / "rows" / f"-{seed}" / "model"
 
 
 COMPARISONS = {
@@ -243,5 +291,37 @@ COMPARISONS = {
         rows=OVERLAP,
         measure_every=6,
         highlight="lag_0",
+    ),
+    "papers_math": Comparison(
+        name="papers_math",
+        config=WORKFLOWS / "math_chain.yaml",
+        rows=_papers(MATH),
+        measure_every=6,
+        highlight="dr_mas",
+        is_of_one_model=True,
+    ),
+    "papers_code": Comparison(
+        name="papers_code",
+        config=WORKFLOWS / "reflective_code_partial.yaml",
+        rows=_papers(CODE, **_rounds(1, 2)),
+        measure_every=6,
+        highlight="dr_mas",
+        is_of_one_model=True,
+    ),
+    "papers_search": Comparison(
+        name="papers_search",
+        config=WORKFLOWS / "iterative_search.yaml",
+        rows=_papers(SEARCH, **_rounds(1, 2)),
+        measure_every=6,
+        highlight="dr_mas",
+        is_of_one_model=True,
+    ),
+    "papers_verifier": Comparison(
+        name="papers_verifier",
+        config=WORKFLOWS / "solver_verifier.yaml",
+        rows=_rounds(1, 2, 3),
+        measure_every=6,
+        highlight="rounds_1",
+        is_of_one_model=True,
     ),
 }

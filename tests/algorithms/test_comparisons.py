@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from pipelines.runners.validate import check
 from stores.types import Trace
 from tests.algorithms.__main__ import main
 from tests.algorithms.plot import draw
-from tests.algorithms.rows import COMPARISONS, SEEDS
+from tests.algorithms.rows import COMPARISONS, SEEDS, model_of
 from tests.algorithms.spending import draw_costs, spending, spending_table
 from tests.algorithms.table import against, figures, markdown
 from tests.algorithms.training import read_result, result_file
@@ -40,8 +41,22 @@ def result(before: list[float], after: list[float], seconds: float = 4.0) -> dic
 
 
 @pytest.mark.parametrize(("comparison", "row"), ROWS)
-def test_every_row_parses_and_could_start(comparison: str, row: str, tmp_path: Path) -> None:
+def test_every_row_parses_and_could_start(comparison: str, row: str, tmp_path: Path, tiny_model: Path) -> None:
+    if COMPARISONS[comparison].is_of_one_model:
+        shutil.copytree(tiny_model, model_of(tmp_path, 1))
     check(COMPARISONS[comparison].row_config(row, seed=1, root=tmp_path))
+
+
+def test_rows_of_one_model_differ_in_who_shares_it_and_begin_from_the_same(tmp_path: Path) -> None:
+    comparison = COMPARISONS["papers_math"]
+    configs = {row: comparison.row_config(row, seed=1, root=tmp_path) for row in comparison.rows}
+    assert {row: len(config.model_groups) for row, config in configs.items()} == {
+        "dr_mas": 2, "pooled": 2, "grpo": 2, "shared": 1, "separate": 4, "adapters": 4,
+    }  # fmt: skip
+    models = {group.model for config in configs.values() for group in config.model_groups.values()}
+    assert models == {str(model_of(tmp_path, 1))} and not any(config.warmstart for config in configs.values())
+    start = comparison.row_config("", seed=1, root=tmp_path)
+    assert list(start.model_groups) == ["team"] and start.warmstart is not None
 
 
 def test_a_row_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelines.episodes.sampling import Progress
 from pipelines.report.progress import Screen
 from pipelines.run.run import Run
 from pipelines.run.serving import serve
@@ -22,7 +23,7 @@ from pipelines.stages.steps import do_step
 from pipelines.stages.table import Step
 from stores.journal.stage_results import Scored
 from stores.types import Purpose, Trace
-from tests.algorithms.rows import Comparison
+from tests.algorithms.rows import Comparison, model_of
 from tests.algorithms.spending import spending
 
 Result = Mapping[str, Any]
@@ -45,10 +46,18 @@ def train_row(comparison: Comparison, row: str, seed: int, *, root: Path, screen
     start = _start(comparison, seed, root=root, screen=screen)
     run = Run(config)
     folder.mkdir(parents=True)
-    shutil.copytree(start["weights"], run.weights_uri)
-    run.open()
+    if comparison.is_of_one_model:
+        run.open()
+        with screen.stage(f"{row} seed {seed}: adopts the model") as progress:
+            make_version_zero(run, progress=progress)
+    else:
+        shutil.copytree(start["weights"], run.weights_uri)
+        run.open()
     with run.hold_engines(), screen.stage(f"{row} seed {seed}: version 0"):
         serve(run, run.trained(0), always_prove=True)
+    if comparison.is_of_one_model:  # rows differ in their workflows, too
+        with screen.stage(f"{row} seed {seed}: before") as progress:
+            start |= _measured(run, progress=progress)
     curve = [[0, start["accuracy"]]]
     outcomes = start["outcomes"]
     seconds: list[float] = []
@@ -109,12 +118,18 @@ def _start(comparison: Comparison, seed: int, *, root: Path, screen: Screen) -> 
         run.open()
         with screen.stage(f"warm start of seed {seed}") as progress:
             make_version_zero(run, progress=progress)
+        if comparison.is_of_one_model:
+            (first,) = run.trained(0).values()
+            shutil.copytree(run.weights.fetch(first), model_of(root, seed))
         with screen.stage(f"before, seed {seed}: test tasks") as progress:
-            measured = measure_team(run, run.trained(0), iteration=0, progress=progress)
-        assert measured is not None, "the common configs have test tasks"
-        about = {"accuracy": measured.score.accuracy, "outcomes": measured.outcomes}
-        kept.write_text(json.dumps(about))
+            kept.write_text(json.dumps(_measured(run, progress=progress)))
     return {**json.loads(kept.read_text()), "weights": str(folder / "weights")}
+
+
+def _measured(run: Run, *, progress: Progress) -> dict[str, Any]:
+    measured = measure_team(run, run.trained(0), iteration=0, progress=progress)
+    assert measured is not None, "the common configs have test tasks"
+    return {"accuracy": measured.score.accuracy, "outcomes": measured.outcomes}
 
 
 def _cost(run: Run, iteration: int) -> Mapping[str, float] | None:
