@@ -15,6 +15,7 @@ figures (XCom `watch`); with `watch.on_alarm: fail` an alarm fails the DAG run (
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
@@ -26,6 +27,8 @@ from dags.run_configs import ScheduledRun, find_runs
 from dags.team_dag import stage_job, stage_pool, team_asset, team_dag, team_job
 from pipelines.cluster.job_api import JobApi, address_of
 
+STOP_S = 60.0
+"""Ray ends a job by force 3 s after it was asked to; a busy machine is slower."""
 FORCE = Param(
     False,
     type="boolean",
@@ -96,11 +99,16 @@ def train_team(run: ScheduledRun) -> DAG:
 
 
 def _end(run: ScheduledRun, job: Any) -> Any:
-    """The task that stops the job of the iteration."""
+    """The task that stops the job of the iteration, and sees it end."""
 
     @task(task_id="end", retries=0)
     def end(job: str) -> None:
-        JobApi(address_of(run.config.cluster)).stop(job)
+        api, deadline = JobApi(address_of(run.config.cluster)), time.monotonic() + STOP_S
+        api.stop(job)
+        while (left := api.job(job)) is not None and not left.has_ended:
+            if time.monotonic() > deadline:
+                raise AirflowFailException(f"Ray job {job} still runs {STOP_S:g} s after it was asked to stop")
+            time.sleep(0.5)
 
     return end(job)
 
