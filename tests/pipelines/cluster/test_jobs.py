@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import threading
 import time
 import zipfile
+from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from typing import Any
 import pytest
 from job_server import JobServer, job_server
 
-from pipelines.cluster.job_api import ClusterUnreachable, JobApi
+from pipelines.cluster.job_api import ClusterUnreachable, JobApi, address_of
 from pipelines.cluster.jobs import RUN_CONFIG_VARIABLE, Follower, attach, begin_work, loop_work, package, stage_work
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.config.schedule import ClusterConfig
@@ -186,6 +189,29 @@ def test_a_result_is_found_behind_what_a_users_code_began_the_line_with(server: 
 
 
 @pytest.mark.parametrize(
+    ("status", "printed", "ref"),
+    [
+        ("SUCCEEDED", 'troupe-ref: {"n": 1}2026-01-01 WARNING: of another process\n', {"n": 1}),
+        ("SUCCEEDED", 'troupe-ref: {"n": 1, "links": {"da', None),
+        ("FAILED", 'troupe-ref: {"n": 1, "links": {"da', None),
+        ("FAILED", "ValueError: the line troupe-ref: is missing\n", None),
+    ],
+)
+def test_a_result_that_others_wrote_after_or_that_was_cut_ends_the_job_as_it_ended(
+    server: JobServer, api: JobApi, config: RunConfig, status: str, printed: str, ref: dict[str, Any] | None
+) -> None:
+    server.put(f"{NAME}-a0", status, printed, driver_exit_code=0 if status == "SUCCEEDED" else -9)
+    outcome = follow_to_end(api, f"{NAME}-a0")[1]
+    assert (outcome.status, outcome.ref, outcome.may_repeat) == (status, ref, True)
+    assert attach(api, config, WORK, folder="", links={}).is_new is (ref is None), "else it would be read for ever"
+
+
+def test_a_part_is_done_once_its_whole_result_is_there(server: JobServer, api: JobApi) -> None:
+    server.put("j", "RUNNING", 'troupe-ref collect: {"n": WARNING: of another process\n1}\n')
+    assert Follower(api, "j", deadline=float("inf"), part="collect").poll()[1] is None
+
+
+@pytest.mark.parametrize(
     ("code", "may_repeat"), [(1, True), (75, True), (-9, True), (137, True), (2, False), (3, False), (127, False)]
 )
 def test_a_failed_job_says_its_last_lines_and_whether_to_repeat_it(
@@ -228,6 +254,47 @@ def test_a_job_past_its_deadline_is_stopped(server: JobServer, api: JobApi) -> N
     outcome = follow_to_end(api, "j", deadline=time.time() - 1)[1]
     assert (outcome.status, server.stopped) == ("TIMEOUT", ["j"])
     assert "waits for replica 3" in outcome.error
+
+
+def test_a_job_past_its_deadline_is_stopped_once_the_cluster_can_be_reached_again(
+    server: JobServer, api: JobApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.put("j", "RUNNING", "waits for replica 3\n")
+    follower = Follower(api, "j", deadline=time.time() - 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(api, "stop", lambda _: JobApi("http://127.0.0.1:1").stop("j"))  # it goes between two calls
+        assert follower.poll() == ("", None)
+    new, outcome = follower.poll()
+    assert new == "waits for replica 3\n" and outcome is not None
+    assert (outcome.status, server.stopped) == ("TIMEOUT", ["j"])
+
+
+def test_the_password_of_a_proxy_before_the_dashboard_is_used_and_not_shown(
+    server: JobServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = server.url.replace("http://", "http://me:hunter2@")
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+    api = JobApi(address_of(ClusterConfig()))
+    assert api.jobs() == [] and server.authorization == f"Basic {b64encode(b'me:hunter2').decode()}"
+    server.token = "right"
+    said = [repr(api), api.shown]
+    for wrong in (api, JobApi("http://me:hunter2@127.0.0.1:1")):
+        with pytest.raises((ValueError, ClusterUnreachable)) as refusal:
+            wrong.jobs()
+        said.append(str(refusal.value))
+    assert all("http://me:...@127.0.0.1:" in text and "hunter2" not in text for text in said), said
+
+
+@pytest.mark.parametrize(("mode", "is_sent"), [("TOKEN", True), ("Disabled", False)])
+def test_the_mode_is_read_in_any_case_as_ray_does(
+    server: JobServer, api: JobApi, monkeypatch: pytest.MonkeyPatch, mode: str, is_sent: bool
+) -> None:
+    server.token = "right"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "right")
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setattr("pipelines.cluster.job_api.is_loopback", lambda address: mode == "Disabled")
+    with nullcontext() if is_sent else pytest.raises(ValueError, match="wants a token"):
+        assert api.jobs() == []
 
 
 def test_a_cluster_that_is_down_is_borne_for_a_while(
