@@ -370,8 +370,7 @@ def package(folder: Path) -> tuple[str, bytes]:
     """
     if not folder.is_dir():
         raise ValueError(f"cluster.working_dir {str(folder)!r} is no folder")
-    files = [folder / name for name in _known_to_git(folder)] or list(folder.rglob("*"))
-    files = sorted(path for path in files if path.is_file())
+    files = sorted(path for path in _known_to_git(folder) or folder.rglob("*") if path.is_file())
     total = sum(path.stat().st_size for path in files)
     if total > MAX_UPLOAD_BYTES:
         raise ValueError(
@@ -390,14 +389,26 @@ def package(folder: Path) -> tuple[str, bytes]:
     return f"_ray_pkg_{digest.hexdigest()[:32]}.zip", content.getvalue()
 
 
-def _known_to_git(folder: Path) -> list[str]:
-    """Files that git tracks or would; none where the folder is no checkout, or there is no git."""
+def _known_to_git(folder: Path) -> list[Path]:
+    """Files that git tracks or would, also in checkouts within; none where the folder is no checkout, or there is no git.
+
+    ValueError where git does not say it of a checkout: to send all of it would send keys that it ignores, and its history.
+    """
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "."]
     try:
         listed = subprocess.run(command, capture_output=True, check=False)
     except FileNotFoundError:
         return []
-    return [name for name in listed.stdout.decode().split("\0") if name] if listed.returncode == 0 else []
+    if listed.returncode:
+        if any((place / ".git").exists() for place in (folder.resolve(), *folder.resolve().parents)):
+            said = " ".join(listed.stderr.decode(errors="replace").split())
+            raise ValueError(
+                f"cluster.working_dir {str(folder)!r}: git does not say which files are to be sent: {said}"
+            )
+        return []
+    paths = [folder / name for name in os.fsdecode(listed.stdout).split("\0") if name]
+    inner = [path for path in paths if path.is_dir() and not path.is_symlink() and path.resolve() != folder.resolve()]
+    return [*paths, *(file for checkout in inner for file in _known_to_git(checkout))]
 
 
 def _plain(name: str) -> str:

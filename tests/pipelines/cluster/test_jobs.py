@@ -143,6 +143,40 @@ def test_a_working_directory_without_git_is_sent_whole(tmp_path: Path, monkeypat
     assert zipfile.ZipFile(BytesIO(package(tmp_path)[1])).namelist() == ["team.py"]
 
 
+def git(*arguments: object) -> None:
+    subprocess.run(["git", *map(str, arguments)], check=True, capture_output=True)
+
+
+def test_a_checkout_of_which_git_does_not_answer_is_not_sent_with_what_it_ignores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of another user's checkout, which is mounted into a container: "detected dubious ownership"."""
+    git("init", tmp_path)
+    (tmp_path / ".gitignore").write_text(".env\n")
+    (tmp_path / ".env").write_text("KEY=secret")
+    (tmp_path / "my code").mkdir()
+    (tmp_path / "my code" / "team.py").write_text("x = 1\n")
+    assert zipfile.ZipFile(BytesIO(package(tmp_path)[1])).namelist() == [".gitignore", "my code/team.py"]
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    for folder in (tmp_path, tmp_path / "my code"):
+        with pytest.raises(ValueError, match=r"git does not say which files are to be sent: .*safe\.directory"):
+            package(folder)
+
+
+def test_a_checkout_within_a_checkout_is_sent_too(tmp_path: Path) -> None:
+    library, other = tmp_path / "library", tmp_path / "other"
+    for folder in (tmp_path, library, other):
+        git("init", folder)
+        (folder / ".gitignore").write_text(".env\n")
+        (folder / ".env").write_text("KEY=secret")
+        (folder / f"{folder.name}.py").write_text("x = 1\n")
+    git("-C", library, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-m", "first")
+    git("-C", tmp_path, "add", "library")  # as a submodule is kept; the other one is not known to git yet
+    (tmp_path / "empty").mkdir()
+    own = [".gitignore", "library/.gitignore", "library/library.py", "other/.gitignore", "other/other.py"]
+    assert zipfile.ZipFile(BytesIO(package(tmp_path)[1])).namelist() == sorted([*own, f"{tmp_path.name}.py"])
+
+
 def test_other_work_has_another_name(config: RunConfig) -> None:
     longer = config.model_copy(update={"iterations": 5})
     names = [
