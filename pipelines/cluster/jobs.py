@@ -334,7 +334,10 @@ def _request(
     cluster = config.cluster
     start_folder = "" if cluster.working_dir else cluster.folder or folder
     runtime_env = dict(cluster.runtime_env)
-    variables = {**runtime_env.pop("env_vars", {}), **links, RUN_CONFIG_VARIABLE: config.model_dump_json()}
+    # Ray refuses what YAML makes of `OMP_NUM_THREADS: 4`, and its dashboard answers as if it had failed itself.
+    own = runtime_env.pop("env_vars", None) or {}
+    variables = {name: value if isinstance(value, str) else json.dumps(value) for name, value in own.items()}
+    variables |= {**links, RUN_CONFIG_VARIABLE: config.model_dump_json()}
     if start_folder:  # replicas and collectors find the user's modules where the driver does
         variables["PYTHONPATH"] = os.pathsep.join(p for p in (start_folder, variables.get("PYTHONPATH", "")) if p)
     if cluster.working_dir:

@@ -119,6 +119,22 @@ def test_a_job_carries_its_config_by_value_and_starts_in_the_folder(
     assert request["entrypoint_resources"] == {"big": 1}
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"OMP_NUM_THREADS": 4, "DEBUG": True, "NAME": "a"}, {"OMP_NUM_THREADS": "4", "DEBUG": "true", "NAME": "a"}),
+        (None, {}),
+    ],
+)
+def test_the_variables_of_a_job_are_texts_as_ray_wants_them(
+    server: JobServer, api: JobApi, config: RunConfig, given: Any, sent: dict[str, str]
+) -> None:
+    placed = config.model_copy(update={"cluster": ClusterConfig(runtime_env={"env_vars": given})})
+    job, _ = attach(api, placed, WORK, folder="", links={})
+    variables = server.requests[job]["runtime_env"]["env_vars"]
+    assert {name: variables[name] for name in variables if name != RUN_CONFIG_VARIABLE} == sent
+
+
 def test_a_working_directory_is_uploaded_once_and_by_content(
     server: JobServer, api: JobApi, config: RunConfig, tmp_path: Path
 ) -> None:
