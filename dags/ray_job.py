@@ -33,7 +33,7 @@ from pipelines.cluster.jobs import (
     attach,
     begin_work,
     iterate_work,
-    ref_prefix,
+    result_in,
     stage_work,
 )
 from pipelines.config.run_config import RunConfig, parse_config
@@ -110,7 +110,7 @@ class RayJobOperator(BaseOperator):
         self._attached = (api.address, job)
         if self._is_killed:  # before there was a job that could be stopped
             self.on_kill()
-        self.log.info("Ray job %s at %s/#/jobs/%s", job, api.address, job)
+        self.log.info("Ray job %s at %s/#/jobs/%s", job, api.shown, job)
         deadline = time.time() + self._timeout_s(config)
         follower = Follower(api, job, deadline=deadline, part=part)
         began = time.monotonic()
@@ -164,7 +164,7 @@ class RayJobOperator(BaseOperator):
     def _is_followed(self, api: JobApi) -> bool:
         """Whether the iteration's job does this task's work: it runs, or has done it."""
         job = api.job(str(self.job)) if self.job else None
-        return job is not None and (not job.has_ended or ref_prefix(self._part) in api.log(str(self.job)))
+        return job is not None and (not job.has_ended or result_in(api.log(str(self.job)), self._part) is not None)
 
     def _timeout_s(self, config: RunConfig) -> float:
         timeout_s = config.schedule.stage_timeout_s if config.schedule else DEFAULT_TIMEOUT_S
@@ -247,5 +247,5 @@ def _links(api: JobApi, context: Context) -> dict[str, str]:
     own = ("TROUPE_MLFLOW_URL", "TROUPE_RAY_DASHBOARD_URL", "TROUPE_LOG")
     return {
         "TROUPE_DAG_RUN_URL": f"{base.rstrip('/')}/dags/{quote(dag_run.dag_id)}/runs/{quote(dag_run.run_id)}",
-        "TROUPE_RAY_DASHBOARD_URL": api.address,
+        "TROUPE_RAY_DASHBOARD_URL": api.shown,
     } | {name: os.environ[name] for name in own if name in os.environ}

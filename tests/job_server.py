@@ -26,6 +26,8 @@ class JobServer(ThreadingHTTPServer):
         self.packages: dict[str, bytes] = {}
         self.stopped: list[str] = []
         self.token = ""
+        self.authorization = ""
+        """What the last request said of who asks."""
         self.loses_race_to: dict[str, Any] | None = None
         """A job that somebody else submits just before the next submission."""
 
@@ -99,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def _may(self) -> bool:
-        given = self.headers.get("Authorization", "")
+        given = self.server.authorization = self.headers.get("Authorization", "")
         if not self.server.token or given == f"Bearer {self.server.token}":
             return True
         self._say(403 if given else 401, "Unauthorized")

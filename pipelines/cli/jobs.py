@@ -143,9 +143,9 @@ def submit(
     loaded = load(config, [*(changes or []), *([f"cluster.address={cluster}"] if cluster else [])])
     work = _work(loaded, stage, iteration, model_group)
     api = JobApi(address_of(loaded.cluster))
-    links = {"TROUPE_RAY_DASHBOARD_URL": os.environ.get("TROUPE_RAY_DASHBOARD_URL", api.address)}
+    links = {"TROUPE_RAY_DASHBOARD_URL": os.environ.get("TROUPE_RAY_DASHBOARD_URL", api.shown)}
     name, is_new = attach(api, loaded, work, folder=os.getcwd(), links=links, takes_done=False)
-    print(f"job {name} at {api.address}{'' if is_new else ', which was there already'}", file=sys.stderr)
+    print(f"job {name} at {api.shown}{'' if is_new else ', which was there already'}", file=sys.stderr)
     if detach:
         print(f"follow it: troupe submit {config} ...; stop it: troupe stop {name}", file=sys.stderr)
         return
@@ -181,7 +181,7 @@ def stop(
     api = _api(cluster)
     if not api.stop(job):
         known = ", ".join(j.submission_id for j in api.jobs() if not j.has_ended) or "none"
-        raise ValueError(f"{api.address} has no job {job!r}; running are: {known}")
+        raise ValueError(f"{api.shown} has no job {job!r}; running are: {known}")
     print(f"job {job} is being stopped")
 
 

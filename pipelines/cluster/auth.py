@@ -11,9 +11,14 @@ OTHERS = 0o077
 """The permissions of everybody but the owner."""
 
 
+def auth_mode() -> str:
+    """RAY_AUTH_MODE, which Ray reads in any case; empty where it is not set."""
+    return os.environ.get("RAY_AUTH_MODE", "").lower()
+
+
 def auth_token() -> str:
     """RAY_AUTH_TOKEN, else what Ray's token file holds; empty where there is neither, or RAY_AUTH_MODE says disabled."""
-    if os.environ.get("RAY_AUTH_MODE", "") == "disabled":
+    if auth_mode() == "disabled":
         return ""
     if token := os.environ.get("RAY_AUTH_TOKEN", ""):
         return token.strip()
@@ -32,7 +37,7 @@ def keep_token_private() -> None:
     A file that is there keeps its token and loses the permissions of others. A token from elsewhere (RAY_AUTH_TOKEN,
     RAY_AUTH_TOKEN_PATH) is left alone.
     """
-    if not auth_token() and os.environ.get("RAY_AUTH_MODE", "") != "disabled":
+    if not auth_token() and auth_mode() != "disabled":
         _default_path().parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):  # another process was faster; Ray reads what that one wrote
             descriptor = os.open(_default_path(), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -18,10 +18,14 @@ from stores.inside_ray import AUTHENTICATION_LOGGER, forget_serve_client, use_to
 from stores.urls import ask_directly, is_loopback
 
 ANSWER_TIMEOUT_S = 10.0
+MAX_PORT = 65535
 MAX_SOCKET_PATH = 107
 """Bytes that a socket's path may have on Linux (unix(7), sun_path)."""
 LONGEST_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
 """What Ray appends to the temporary folder."""
+
+APP_KINDS = ("rollout", "blue", "green")
+"""What stands between run and weights in the name of a policy app, see `run.serving`: by the run alone, r would be r-2, too."""
 
 
 def connect(address: str = "") -> None:
@@ -113,16 +117,19 @@ def check_temporary_folder() -> None:
 def check_answers(address: str) -> None:
     """Raises as `connect` does where host:port takes no connection: Ray would try for minutes, and fill the screen."""
     host, colon, port = address.rpartition(":")
-    if "://" in address or not colon or not port.isdigit():
+    if "://" in address or not colon or not port.isdecimal():
         return
+    if int(port) > MAX_PORT:  # the system would take it modulo 65536, and ask a port that nobody named
+        raise ValueError(f"address {address!r}: the highest port is {MAX_PORT}")
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while True:
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_TIMEOUT_S).close()
             return
-        except socket.gaierror as error:
-            raise ValueError(f"address {address!r}: no machine is called {host!r} ({error.strerror})") from None
         except OSError as error:
+            # A name server that does not answer now says nothing of the name.
+            if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
+                raise ValueError(f"address {address!r}: no machine is called {host!r} ({error.strerror})") from None
             if time.monotonic() > deadline:
                 raise InfrastructureLost(_no_answer(address, error)) from None
         time.sleep(1.0)
@@ -179,7 +186,8 @@ def memory_deaths(run_id: str, within_s: float, *, stage: str = "") -> list[str]
         return []
     since = (time.time() - within_s) * 1000
     recent = sorted((row.end_time_ms, row.exit_detail) for row in rows if row.end_time_ms >= since)
-    own = (f"job ID={ray.get_runtime_context().get_job_id()}", f"{run_id}-", f"trainer-{run_id}/", "RayTrainWorker")
+    apps = (f":{run_id}-{kind}-" for kind in APP_KINDS)
+    own = (f"job ID={ray.get_runtime_context().get_job_id()}", *apps, f":trainer-{run_id}/", "RayTrainWorker")
     victims = ((detail, detail.partition("Selected to kill:")[2].partition("\n")[0]) for _, detail in recent)
     return [d for d, victim in victims if any(mark in victim for mark in own) and _is_of_stage(victim, stage)]
 

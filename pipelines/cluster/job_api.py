@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-from pipelines.cluster.auth import auth_token, token_path
+from pipelines.cluster.auth import auth_mode, auth_token, token_path
 from pipelines.config.schedule import ClusterConfig, check_address
 from serve_apps.http.peer import Answer, Peer, PeerError
-from stores.urls import is_loopback
+from stores.urls import is_loopback, without_secrets
 
 T = TypeVar("T")
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
@@ -61,16 +61,19 @@ class Job:
 class JobApi:
     """Ray's job API at one address. Raises ValueError for a wrong address or token, ClusterUnreachable without an answer."""
 
-    address: str
+    address: str = field(repr=False)
     timeout_s: float = REQUEST_TIMEOUT_S
+    shown: str = field(init=False)
+    """The address for messages and links: that of RAY_API_SERVER_ADDRESS may hold a password, for a proxy before the dashboard."""
     _peer: Peer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.address = check_address(self.address)
+        self.shown = without_secrets(self.address)
         try:
             self._peer = Peer(self.address, timeout_s=self.timeout_s, max_bytes=MAX_LOG_BYTES)
         except PeerError as error:
-            raise ValueError(f"{self.address} cannot be asked: {error}") from None
+            raise ValueError(f"{self.shown} cannot be asked: {error}") from None
 
     def job(self, submission_id: str) -> Job | None:
         """A job; None if the cluster does not know it (any more)."""
@@ -96,7 +99,7 @@ class JobApi:
         if "already exists" in answer.text:
             return False
         error = ValueError if answer.status == 400 else ClusterUnreachable
-        raise error(f"{self.address} answered HTTP {answer.status}: {last_lines(answer.text, 5)}")
+        raise error(f"{self.shown} answered HTTP {answer.status}: {last_lines(answer.text, 5)}")
 
     def stop(self, submission_id: str) -> bool:
         """Asks a job to end; False where the cluster does not know it. Harmless for one that has ended."""
@@ -114,7 +117,7 @@ class JobApi:
         try:
             return read(answer.json())
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise ValueError(f"{self.address} answers, but not as Ray's job API: is it http://HOST:8265?") from None
+            raise ValueError(f"{self.shown} answers, but not as Ray's job API: is it http://HOST:8265?") from None
 
     def _ask(
         self,
@@ -138,39 +141,39 @@ class JobApi:
             return ValueError(self._refusal(error))
         if error.status == 404:
             return ValueError(
-                f"{self.address} answers, but it is no Ray dashboard (HTTP 404): give http://HOST:8265 of the cluster"
+                f"{self.shown} answers, but it is no Ray dashboard (HTTP 404): give http://HOST:8265 of the cluster"
             )
         if error.fault == "address" and error.status is None:
             return ValueError(
-                f"{self.address} answers, but not in HTTP ({error}): is it the port of the cluster itself? "
+                f"{self.shown} answers, but not in HTTP ({error}): is it the port of the cluster itself? "
                 f"Jobs go to the dashboard, e.g. http://{urlsplit(self.address).hostname}:8265"
             )
         if error.fault in ("address", "request"):
-            return ValueError(f"{self.address} {error}: is it http://HOST:8265 of the cluster, of this version of Ray?")
+            return ValueError(f"{self.shown} {error}: is it http://HOST:8265 of the cluster, of this version of Ray?")
         if error.status is not None:
-            return ClusterUnreachable(f"{self.address} answered HTTP {error.status}: {last_lines(error.text, 5)}")
+            return ClusterUnreachable(f"{self.shown} answered HTTP {error.status}: {last_lines(error.text, 5)}")
         return ClusterUnreachable(
-            f"no Ray cluster answers at {self.address} ({error}): is it up, and is that its dashboard's address "
+            f"no Ray cluster answers at {self.shown} ({error}): is it up, and is that its dashboard's address "
             "(cluster.address, RAY_API_SERVER_ADDRESS)?"
         )
 
     def _token(self) -> str:
         """Ray's token; on this machine also without RAY_AUTH_MODE."""
-        is_sent = os.environ.get("RAY_AUTH_MODE", "") == "token" or is_loopback(self.address)
+        is_sent = auth_mode() == "token" or is_loopback(self.address)
         return auth_token() if is_sent else ""
 
     def _refusal(self, error: PeerError) -> str:
         if error.status is None:
-            return f"{self.address}: {error}; the token of RAY_AUTH_TOKEN or {token_path()} has signs that no token has"
+            return f"{self.shown}: {error}; the token of RAY_AUTH_TOKEN or {token_path()} has signs that no token has"
         code = error.status
         if self._token():
             where = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else str(token_path())
             return (
-                f"{self.address} refuses the token of {where} (HTTP {code}): it has expired or belongs to another "
+                f"{self.shown} refuses the token of {where} (HTTP {code}): it has expired or belongs to another "
                 "cluster; put the cluster's token there (on its head: `ray get-auth-token`)"
             )
         return (
-            f"{self.address} wants a token (HTTP {code}): set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file "
+            f"{self.shown} wants a token (HTTP {code}): set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file "
             f"{token_path()} (RAY_AUTH_TOKEN_PATH) to what `ray get-auth-token` says on the cluster's head"
         )
 

@@ -18,6 +18,7 @@ import subprocess
 import time
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from io import BytesIO
@@ -187,7 +188,12 @@ def attach(
             return Attached(submission_id, is_new=False)
         is_of_this_run = (job.ended_at or since) >= since
         # A log may be gone with its node: the stage is done all the same, and the next attempt says so at once.
-        if job.status == "SUCCEEDED" and takes_done and is_of_this_run and ref_prefix(part) in api.log(submission_id):
+        if (
+            job.status == "SUCCEEDED"
+            and takes_done
+            and is_of_this_run
+            and result_in(api.log(submission_id), part) is not None
+        ):
             return Attached(submission_id, is_new=False)
         attempt += 1
 
@@ -209,8 +215,7 @@ class Follower:
     def poll(self) -> tuple[str, Outcome | None]:
         """Whole lines that are new, and the outcome once there is one."""
         try:
-            job = self._api.job(self.submission_id)
-            text = self._api.log(self.submission_id) if job else ""
+            found = self._poll()
         except ClusterUnreachable as error:
             now = time.monotonic()
             self._silent_since = self._silent_since or now
@@ -220,17 +225,23 @@ class Follower:
         except ValueError as error:
             return "", self._outcome("REFUSED", str(error))
         self._silent_since = None
+        return found
+
+    def _poll(self) -> tuple[str, Outcome | None]:
+        job = self._api.job(self.submission_id)
         if job is None:
-            return "", self._outcome("LOST", f"{self._api.address} no longer knows this job: the cluster was restarted")
-        is_done = False
+            return "", self._outcome("LOST", f"{self._api.shown} no longer knows this job: the cluster was restarted")
+        text, is_done = self._api.log(self.submission_id), False
         if self._part:
             begin, end, is_done = _section(text, self._part)
             text, self.num_seen = text[:end], max(begin, self.num_seen)
+        is_late = not job.has_ended and not is_done and time.time() > self._deadline
+        if is_late:  # before its lines are counted as seen: where this does not reach the cluster, all is done again
+            self._api.stop(self.submission_id)
         new = self._new(text, job.has_ended)
         if job.has_ended or is_done:
             return new, outcome(job, text, self._part)
-        if time.time() > self._deadline:
-            self._api.stop(self.submission_id)
+        if is_late:
             last = last_lines(text, 5) or f"nothing printed yet, {job.status}: {job.message}"
             return new, self._outcome(
                 "TIMEOUT", f"not done at its deadline (schedule.stage_timeout_s), stopped: {last}"
@@ -259,7 +270,7 @@ def follow(follower: Follower, show: Callable[[str], None], *, poll_s: float = 1
 
 def outcome(job: Job, log: str, part: str = "") -> Outcome:
     """What a job handed back, or the last lines that say why it failed; one that has done its `part` may go on."""
-    ref = _ref(log, part)
+    ref = result_in(log, part)
     if part and ref is not None:
         return Outcome(submission_id=job.submission_id, status="SUCCEEDED", exit_code=job.exit_code, ref=ref)
     error = ""
@@ -294,11 +305,14 @@ def failure(log: str) -> str:
     return "\n".join(lines[-12:])
 
 
-def _ref(log: str, part: str) -> dict[str, Any] | None:
+def result_in(log: str, part: str = "") -> dict[str, Any] | None:
+    """The last result in a log; None where there is none, or only its beginning, as of a job that was killed meanwhile."""
     prefix = ref_prefix(part)
-    # A user's code may have begun the line, e.g. with a progress bar.
-    line = next((line for line in reversed(log.splitlines()) if prefix in line), None)
-    return None if line is None else dict(json.loads(line.partition(prefix)[2]))
+    # A user's code may have begun the line, e.g. with a progress bar, and another process have gone on with it.
+    line = next((line for line in reversed(log.splitlines()) if prefix in line), "")
+    with suppress(ValueError, TypeError):
+        return dict(json.JSONDecoder().raw_decode(line.partition(prefix)[2])[0])
+    return None
 
 
 def _section(log: str, part: str) -> tuple[int, int, bool]:
@@ -307,7 +321,7 @@ def _section(log: str, part: str) -> tuple[int, int, bool]:
     own = (ref_prefix(stage), f"{REF_MARK} {stage}/")
     for line in log.splitlines(keepends=True):
         place += len(line)
-        if ref_prefix(part) in line and line.endswith("\n"):
+        if ref_prefix(part) in line and line.endswith("\n") and result_in(line, part) is not None:
             return begin, place, True
         if f"{REF_MARK} " in line and not any(mark in line for mark in own):
             begin = place
@@ -320,7 +334,10 @@ def _request(
     cluster = config.cluster
     start_folder = "" if cluster.working_dir else cluster.folder or folder
     runtime_env = dict(cluster.runtime_env)
-    variables = {**runtime_env.pop("env_vars", {}), **links, RUN_CONFIG_VARIABLE: config.model_dump_json()}
+    # Ray refuses what YAML makes of `OMP_NUM_THREADS: 4`, and its dashboard answers as if it had failed itself.
+    own = runtime_env.pop("env_vars", None) or {}
+    variables = {name: value if isinstance(value, str) else json.dumps(value) for name, value in own.items()}
+    variables |= {**links, RUN_CONFIG_VARIABLE: config.model_dump_json()}
     if start_folder:  # replicas and collectors find the user's modules where the driver does
         variables["PYTHONPATH"] = os.pathsep.join(p for p in (start_folder, variables.get("PYTHONPATH", "")) if p)
     if cluster.working_dir:
@@ -356,8 +373,7 @@ def package(folder: Path) -> tuple[str, bytes]:
     """
     if not folder.is_dir():
         raise ValueError(f"cluster.working_dir {str(folder)!r} is no folder")
-    files = [folder / name for name in _known_to_git(folder)] or list(folder.rglob("*"))
-    files = sorted(path for path in files if path.is_file())
+    files = sorted(path for path in _known_to_git(folder) or folder.rglob("*") if path.is_file())
     total = sum(path.stat().st_size for path in files)
     if total > MAX_UPLOAD_BYTES:
         raise ValueError(
@@ -376,14 +392,26 @@ def package(folder: Path) -> tuple[str, bytes]:
     return f"_ray_pkg_{digest.hexdigest()[:32]}.zip", content.getvalue()
 
 
-def _known_to_git(folder: Path) -> list[str]:
-    """Files that git tracks or would; none where the folder is no checkout, or there is no git."""
+def _known_to_git(folder: Path) -> list[Path]:
+    """Files that git tracks or would, also in checkouts within; none where the folder is no checkout, or there is no git.
+
+    ValueError where git does not say it of a checkout: to send all of it would send keys that it ignores, and its history.
+    """
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "."]
     try:
         listed = subprocess.run(command, capture_output=True, check=False)
     except FileNotFoundError:
         return []
-    return [name for name in listed.stdout.decode().split("\0") if name] if listed.returncode == 0 else []
+    if listed.returncode:
+        if any((place / ".git").exists() for place in (folder.resolve(), *folder.resolve().parents)):
+            said = " ".join(listed.stderr.decode(errors="replace").split())
+            raise ValueError(
+                f"cluster.working_dir {str(folder)!r}: git does not say which files are to be sent: {said}"
+            )
+        return []
+    paths = [folder / name for name in os.fsdecode(listed.stdout).split("\0") if name]
+    inner = [path for path in paths if path.is_dir() and not path.is_symlink() and path.resolve() != folder.resolve()]
+    return [*paths, *(file for checkout in inner for file in _known_to_git(checkout))]
 
 
 def _plain(name: str) -> str:

@@ -288,7 +288,7 @@ class _Lines:
                 data.append(
                     {
                         "type": "scatter",
-                        "mode": "lines+markers" if len(self._x) <= 40 else "lines",
+                        "mode": "lines+markers" if len(self._x) <= 40 or _has_lone_value(y) else "lines",
                         "name": key,
                         "x": list(compress(self._x, is_drawn)),
                         "y": y,
@@ -303,6 +303,12 @@ class _Lines:
             layout = {"yaxis": {"rangemode": "tozero", **layout.get("yaxis", {})}}
         axes = {"xaxis": _iteration_axis(self._x), "showlegend": len(data) > 1}
         return Figure(title=title, data=data, layout={**axes, **dict(layout)})
+
+
+def _has_lone_value(y: Sequence[float | None]) -> bool:
+    """Says whether a value stands between two gaps: no line leads to it, so that it is seen by its marker alone."""
+    around = zip([None, *y], y, [*y[1:], None], strict=False)
+    return any(value is not None and before is None and after is None for before, value, after in around)
 
 
 def _iteration_axis(iterations: Sequence[int]) -> dict[str, Any]:

@@ -280,8 +280,8 @@ def export_version(run: Run, model_group: str, version: int, out: Path, *, is_me
             )
         known = {group: run.weights.versions(group) for group in run.config.model_groups}
         raise ValueError(f"no version {version} of model group {model_group!r}; there are {known}")
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} exists and is not empty: give a new folder")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and is no empty folder: give a new one")
     run.weights.verify(ref)
     base = run.weights.manifest(ref).base
     if is_merged:

@@ -227,7 +227,7 @@ def write_reports(run: Run, *, out: Path | None = None) -> Written:
 
 
 def _facts(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+    facts = {
         "workflow": run.config.workflow.path,
         "credit": run.config.credit.path,
         "model groups": ", ".join(f"{g}: {' + '.join(m.agents)}" for g, m in run.config.model_groups.items()),
@@ -237,6 +237,7 @@ def _facts(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
         "team version": report["team_version"],
         "commit": report["commit"],
     }
+    return {name: fact for name, fact in facts.items() if fact not in (None, "")}  # of a run that has just begun
 
 
 def _notes(run: Run, so_far: SoFar) -> Sequence[str]:

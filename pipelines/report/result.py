@@ -55,7 +55,7 @@ def run_report(run: Run, so_far: SoFar, rows: Sequence[Mapping[str, Any]]) -> di
         "funnel": last.get("funnel", {}),
         "versions": last.get("versions", {}),
         "team_version": champion_version(run),
-        "commit": git_commit(),
+        "commit": last.get("commit") or git_commit(),
         "cores": os.cpu_count(),
         "written_at": time.time(),
     }

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from pipelines.report.summary import figures_of_iteration
 from pipelines.report.training_warnings import TrainingWarning, compared_iterations, latest_warnings
 from pipelines.run.run import Run
+from pipelines.stages.promote import git_commit
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Decided
 
@@ -293,6 +294,7 @@ class Summaries:
             run.run_id, RECORD, among=[number], is_begun_enough=True
         )
         if is_kept:
+            row["commit"] = git_commit()  # whoever writes the report again may be of another one
             run.journal.put_value(run.run_id, RunValue.SUMMARY.of(number), _to_json(row))
         return row
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -249,7 +250,7 @@ def _interval(score: TeamScore) -> dict[str, float]:
 
 
 def _seconds(run: Run, iteration: int) -> dict[str, float]:
-    """Seconds of every stage; `train` is the wall time over its model groups, `total` the iteration's."""
+    """Seconds of every stage; `train` is the time in which any of its model groups was trained, `total` the iteration's."""
     rows = run.journal.stages(run.run_id, iteration)
     seconds: dict[str, float] = {}
     for stage in STAGES.values():
@@ -270,8 +271,13 @@ def _seconds_since_last(run: Run, iteration: int, rows: Sequence[StageRow]) -> f
 
 
 def _span(rows: Sequence[StageRow]) -> float:
-    """Seconds from the first beginning to the last end."""
-    return max(max(row.ended_at for row in rows if row.ended_at) - min(row.started_at for row in rows), 0.0)
+    """Seconds in which any of them was done: between the sittings of a run that is continued may lie a night."""
+    seconds, last = 0.0, -math.inf
+    for row in sorted(rows, key=lambda row: row.started_at):
+        if row.ended_at:
+            seconds += max(row.ended_at - max(row.started_at, last), 0.0)
+            last = max(row.ended_at, last)
+    return seconds
 
 
 def wall_seconds(run: Run, name: str, default: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +23,32 @@ def test_a_cluster_that_does_not_answer_is_named_with_what_to_do(monkeypatch: py
         cluster.check_answers("127.0.0.1:1")
 
 
-def test_a_machine_that_no_one_knows_is_bad_input() -> None:
-    with pytest.raises(ValueError, match=r"no machine is called 'nohost\.invalid'"):
-        cluster.check_answers("nohost.invalid:6379")
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [
+        (socket.EAI_NONAME, ValueError, r"no machine is called 'head\.svc'"),
+        (socket.EAI_AGAIN, InfrastructureLost, r"no Ray cluster answers at 'head\.svc:6379'"),
+    ],
+)
+def test_a_machine_that_no_one_knows_is_bad_input_and_one_whose_name_server_is_silent_is_not(
+    code: int, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(*_: object, **__: object) -> None:
+        raise socket.gaierror(code, "said by the resolver")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", -1.0)
+    with pytest.raises(error, match=said):
+        cluster.check_answers("head.svc:6379")
+
+
+def test_a_port_above_the_highest_asks_no_other_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        cluster.check_answers(f"127.0.0.1:{port}")
+        for number in (port + 65536, 10**20):  # the first one's last 16 bits are those of the port that answers
+            with pytest.raises(ValueError, match=f"'127.0.0.1:{number}': the highest port is 65535"):
+                cluster.check_answers(f"127.0.0.1:{number}")
 
 
 @pytest.mark.parametrize("name", ["RAY_TMPDIR", "TMPDIR"])
@@ -127,6 +151,33 @@ def test_the_dashboard_of_a_cluster_is_asked_past_a_proxy(monkeypatch: pytest.Mo
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01"))
     assert cluster.memory_deaths("run", 60.0) == []
     assert "10.0.0.7" in direct
+
+
+@pytest.mark.parametrize(
+    ("victim", "is_own"),
+    [
+        ("SERVE_REPLICA::demo-rollout-team#Policy#x:ServeReplica:demo-rollout-team:Policy.f", True),
+        ("ServeReplica:demo-green-team:Policy.f", True),
+        ("ServeReplica:demo-2-rollout-team:Policy.f", False),
+        ("ServeReplica:my-demo-rollout-team:Policy.f", False),
+        ("trainer:trainer-demo/team:0a1b:TrainerSupervisor.__init__", True),
+        ("trainer:trainer-trainer-demo/team:0a1b:TrainerSupervisor.__init__", False),
+    ],
+)
+def test_a_death_of_another_run_with_a_name_like_this_ones_is_not_this_ones(
+    victim: str, is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+    from ray.util import state
+
+    from serve_apps.policy import app_list
+
+    detail = f"Selected to kill: (Actor: job ID=01000000, lease ID=0100, task name={victim}, pid=1)\n"
+    row = SimpleNamespace(end_time_ms=float("inf"), exit_detail=detail)
+    monkeypatch.setattr(app_list, "dashboard_url", lambda: "http://127.0.0.1:1")
+    monkeypatch.setattr(state, "list_workers", lambda **_: [row])
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "05000000"))
+    assert (cluster.memory_deaths("demo", 60.0) == [detail]) is is_own
 
 
 @pytest.mark.parametrize(

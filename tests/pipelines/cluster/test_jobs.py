@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import threading
 import time
 import zipfile
+from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from typing import Any
 import pytest
 from job_server import JobServer, job_server
 
-from pipelines.cluster.job_api import ClusterUnreachable, JobApi
+from pipelines.cluster.job_api import ClusterUnreachable, JobApi, address_of
 from pipelines.cluster.jobs import RUN_CONFIG_VARIABLE, Follower, attach, begin_work, loop_work, package, stage_work
 from pipelines.config.run_config import RunConfig, load_config
 from pipelines.config.schedule import ClusterConfig
@@ -116,6 +119,22 @@ def test_a_job_carries_its_config_by_value_and_starts_in_the_folder(
     assert request["entrypoint_resources"] == {"big": 1}
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"OMP_NUM_THREADS": 4, "DEBUG": True, "NAME": "a"}, {"OMP_NUM_THREADS": "4", "DEBUG": "true", "NAME": "a"}),
+        (None, {}),
+    ],
+)
+def test_the_variables_of_a_job_are_texts_as_ray_wants_them(
+    server: JobServer, api: JobApi, config: RunConfig, given: Any, sent: dict[str, str]
+) -> None:
+    placed = config.model_copy(update={"cluster": ClusterConfig(runtime_env={"env_vars": given})})
+    job, _ = attach(api, placed, WORK, folder="", links={})
+    variables = server.requests[job]["runtime_env"]["env_vars"]
+    assert {name: variables[name] for name in variables if name != RUN_CONFIG_VARIABLE} == sent
+
+
 def test_a_working_directory_is_uploaded_once_and_by_content(
     server: JobServer, api: JobApi, config: RunConfig, tmp_path: Path
 ) -> None:
@@ -138,6 +157,40 @@ def test_a_working_directory_without_git_is_sent_whole(tmp_path: Path, monkeypat
     (tmp_path / "team.py").write_text("x = 1\n")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert zipfile.ZipFile(BytesIO(package(tmp_path)[1])).namelist() == ["team.py"]
+
+
+def git(*arguments: object) -> None:
+    subprocess.run(["git", *map(str, arguments)], check=True, capture_output=True)
+
+
+def test_a_checkout_of_which_git_does_not_answer_is_not_sent_with_what_it_ignores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of another user's checkout, which is mounted into a container: "detected dubious ownership"."""
+    git("init", tmp_path)
+    (tmp_path / ".gitignore").write_text(".env\n")
+    (tmp_path / ".env").write_text("KEY=secret")
+    (tmp_path / "my code").mkdir()
+    (tmp_path / "my code" / "team.py").write_text("x = 1\n")
+    assert zipfile.ZipFile(BytesIO(package(tmp_path)[1])).namelist() == [".gitignore", "my code/team.py"]
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    for folder in (tmp_path, tmp_path / "my code"):
+        with pytest.raises(ValueError, match=r"git does not say which files are to be sent: .*safe\.directory"):
+            package(folder)
+
+
+def test_a_checkout_within_a_checkout_is_sent_too(tmp_path: Path) -> None:
+    library, other = tmp_path / "library", tmp_path / "other"
+    for folder in (tmp_path, library, other):
+        git("init", folder)
+        (folder / ".gitignore").write_text(".env\n")
+        (folder / ".env").write_text("KEY=secret")
+        (folder / f"{folder.name}.py").write_text("x = 1\n")
+    git("-C", library, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-m", "first")
+    git("-C", tmp_path, "add", "library")  # as a submodule is kept; the other one is not known to git yet
+    (tmp_path / "empty").mkdir()
+    own = [".gitignore", "library/.gitignore", "library/library.py", "other/.gitignore", "other/other.py"]
+    assert zipfile.ZipFile(BytesIO(package(tmp_path)[1])).namelist() == sorted([*own, f"{tmp_path.name}.py"])
 
 
 def test_other_work_has_another_name(config: RunConfig) -> None:
@@ -186,6 +239,29 @@ def test_a_result_is_found_behind_what_a_users_code_began_the_line_with(server: 
 
 
 @pytest.mark.parametrize(
+    ("status", "printed", "ref"),
+    [
+        ("SUCCEEDED", 'troupe-ref: {"n": 1}2026-01-01 WARNING: of another process\n', {"n": 1}),
+        ("SUCCEEDED", 'troupe-ref: {"n": 1, "links": {"da', None),
+        ("FAILED", 'troupe-ref: {"n": 1, "links": {"da', None),
+        ("FAILED", "ValueError: the line troupe-ref: is missing\n", None),
+    ],
+)
+def test_a_result_that_others_wrote_after_or_that_was_cut_ends_the_job_as_it_ended(
+    server: JobServer, api: JobApi, config: RunConfig, status: str, printed: str, ref: dict[str, Any] | None
+) -> None:
+    server.put(f"{NAME}-a0", status, printed, driver_exit_code=0 if status == "SUCCEEDED" else -9)
+    outcome = follow_to_end(api, f"{NAME}-a0")[1]
+    assert (outcome.status, outcome.ref, outcome.may_repeat) == (status, ref, True)
+    assert attach(api, config, WORK, folder="", links={}).is_new is (ref is None), "else it would be read for ever"
+
+
+def test_a_part_is_done_once_its_whole_result_is_there(server: JobServer, api: JobApi) -> None:
+    server.put("j", "RUNNING", 'troupe-ref collect: {"n": WARNING: of another process\n1}\n')
+    assert Follower(api, "j", deadline=float("inf"), part="collect").poll()[1] is None
+
+
+@pytest.mark.parametrize(
     ("code", "may_repeat"), [(1, True), (75, True), (-9, True), (137, True), (2, False), (3, False), (127, False)]
 )
 def test_a_failed_job_says_its_last_lines_and_whether_to_repeat_it(
@@ -228,6 +304,47 @@ def test_a_job_past_its_deadline_is_stopped(server: JobServer, api: JobApi) -> N
     outcome = follow_to_end(api, "j", deadline=time.time() - 1)[1]
     assert (outcome.status, server.stopped) == ("TIMEOUT", ["j"])
     assert "waits for replica 3" in outcome.error
+
+
+def test_a_job_past_its_deadline_is_stopped_once_the_cluster_can_be_reached_again(
+    server: JobServer, api: JobApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.put("j", "RUNNING", "waits for replica 3\n")
+    follower = Follower(api, "j", deadline=time.time() - 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(api, "stop", lambda _: JobApi("http://127.0.0.1:1").stop("j"))  # it goes between two calls
+        assert follower.poll() == ("", None)
+    new, outcome = follower.poll()
+    assert new == "waits for replica 3\n" and outcome is not None
+    assert (outcome.status, server.stopped) == ("TIMEOUT", ["j"])
+
+
+def test_the_password_of_a_proxy_before_the_dashboard_is_used_and_not_shown(
+    server: JobServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = server.url.replace("http://", "http://me:hunter2@")
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+    api = JobApi(address_of(ClusterConfig()))
+    assert api.jobs() == [] and server.authorization == f"Basic {b64encode(b'me:hunter2').decode()}"
+    server.token = "right"
+    said = [repr(api), api.shown]
+    for wrong in (api, JobApi("http://me:hunter2@127.0.0.1:1")):
+        with pytest.raises((ValueError, ClusterUnreachable)) as refusal:
+            wrong.jobs()
+        said.append(str(refusal.value))
+    assert all("http://me:...@127.0.0.1:" in text and "hunter2" not in text for text in said), said
+
+
+@pytest.mark.parametrize(("mode", "is_sent"), [("TOKEN", True), ("Disabled", False)])
+def test_the_mode_is_read_in_any_case_as_ray_does(
+    server: JobServer, api: JobApi, monkeypatch: pytest.MonkeyPatch, mode: str, is_sent: bool
+) -> None:
+    server.token = "right"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "right")
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setattr("pipelines.cluster.job_api.is_loopback", lambda address: mode == "Disabled")
+    with nullcontext() if is_sent else pytest.raises(ValueError, match="wants a token"):
+        assert api.jobs() == []
 
 
 def test_a_cluster_that_is_down_is_borne_for_a_while(

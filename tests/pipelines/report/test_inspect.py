@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from pipelines.report.inspect import diff_view, episode_view, runs_table
+from pipelines.report.inspect import diff_view, episode_view, export_version, runs_table
 from serve_apps.workflows.alone import PATH as ALONE
 from stores.journal.journal import Journal, StageKey
 from stores.traces.store import TraceStore
@@ -106,3 +106,11 @@ def shown(view: RenderableType, width: int = 200) -> str:
     console = Console(record=True, width=width)
     console.print(view)
     return console.export_text()
+
+
+def test_a_version_is_copied_to_no_place_that_is_taken(tmp_path: Path) -> None:
+    weights = SimpleNamespace(ref=lambda group, version: object())
+    (tmp_path / "file").write_text("")
+    for taken in (tmp_path, tmp_path / "file"):
+        with pytest.raises(ValueError, match=f"{taken} exists and is no empty folder"):
+            export_version(SimpleNamespace(weights=weights), "g", 1, taken)  # type: ignore[arg-type]

@@ -302,6 +302,15 @@ def test_what_an_agent_chooses_has_charts_with_a_line_per_option_and_a_line_in_t
     assert "router chooses: stop 75%, ask 25%" in terminal(rows[0])
 
 
+def test_a_value_between_two_gaps_has_a_marker_in_a_long_run_too() -> None:
+    rows = [
+        {"iteration": k, "metrics": {"stop/passed": 1.0, **({"stop/error": 0.1} if k in (1, 30) else {})}}
+        for k in range(1, 100)
+    ]
+    (chart,) = learning(rows)
+    assert {line["name"]: line["mode"] for line in chart.data} == {"passed": "lines", "error": "lines+markers"}
+
+
 def test_parts_of_rewards_and_reasons_to_stop_have_a_chart_with_a_line_each() -> None:
     rows = [
         {

@@ -10,6 +10,7 @@ from stage_records import collected, decided, evaluated, finish, scored, synced,
 
 from pipelines.config.run_config import load_config
 from pipelines.report import summaries
+from pipelines.report.record import write_reports
 from pipelines.report.summaries import RECORD, Summaries, iteration_summary
 from pipelines.run.run import Run
 from stores.journal.run_values import RunValue
@@ -133,3 +134,20 @@ def test_what_one_record_reads_is_bounded(run: Run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(run.journal, "values", counted)
     play(run, 160)
     assert sum(read) <= 132
+
+
+def test_the_report_that_is_written_again_names_the_commit_of_the_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TROUPE_COMMIT", "that trained")
+    play(run, 1)
+    monkeypatch.setenv("TROUPE_COMMIT", "that looks at it")
+    opened = Run(run.config, is_read_only=True)
+    report = write_reports(opened, out=Path(run.folder) / "again").report
+    assert report["commit"] == "that trained"
+
+
+def test_what_is_not_known_yet_is_no_fact_of_the_page(run: Run) -> None:
+    page = Path(write_reports(run).paths["report.html"]).read_text()
+    facts = page[page.index('class="facts"') : page.index("</main>")]
+    assert "team version" not in facts and "None" not in facts and run.config.workflow.path in facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pipelines.figures.registry import FIGURES, METRICS
 from pipelines.report.record import iteration_metrics
 from pipelines.report.result import run_report
 from pipelines.report.summaries import SoFar
-from pipelines.report.summary import figures_of_iteration
+from pipelines.report.summary import _span, figures_of_iteration
 from pipelines.run.run import Run
 
 pytestmark = pytest.mark.test
@@ -62,3 +63,17 @@ def test_what_was_not_measured_is_no_figure_of_an_iteration_and_null_in_the_repo
     report = run_report(run, so_far, [figures])
     assert report["logprob_gap"] == {"mean": None, "max": None} and report["seconds"]["warmstart"] is None
     assert report["sync_seconds"] == 0.4
+
+
+def test_between_two_sittings_of_a_run_nothing_was_trained(tmp_path: Path) -> None:
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path)}))
+    run.begin()
+    finish(run, 1, trained("team"), "team")
+    (row,) = run.journal.stages(run.run_id, 1)
+
+    def at(begin: float, end: float) -> Any:
+        return replace(row, started_at=begin, ended_at=end)
+
+    night = 40_000.0
+    assert _span([at(night, night + 5.0), at(0.0, 10.0)]) == 15.0
+    assert _span([at(0.0, 10.0), at(2.0, 4.0), at(3.0, 12.0)]) == 12.0, "side by side"
