@@ -10,7 +10,7 @@ from math import ceil, isfinite
 from types import MappingProxyType
 from typing import Any
 
-from stores.journal.stage_results import CHOSEN, PART, PROBABILITY, STOP
+from stores.journal.stage_results import CALLED, CHOSEN, PART, PROBABILITY, STOP
 
 Row = Mapping[str, Any]
 EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -53,8 +53,8 @@ CHOICE_PANELS = (
     (CHOSEN, "share of its choices", SHARES),
     (PROBABILITY, "mean probability where offered", SHARES),
 )
-PART_PANELS = ((PART, "parts of its reward", EMPTY),)
-KINDS = (CHOSEN, PROBABILITY, PART)
+PART_PANELS = ((PART, "parts of its reward", EMPTY), (CALLED, "calls of tools per episode", EMPTY))
+KINDS = (CHOSEN, PROBABILITY, PART, CALLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def choices(rows: Sequence[Row]) -> list[Figure]:
 
 
 def parts_of_rewards(rows: Sequence[Row]) -> list[Figure]:
-    """Returns a chart for every agent that is paid, with a line for each part of its reward."""
+    """Returns a chart for every agent that is paid, with a line for each part of its reward, and one of the tools that it calls."""
     return _by_agent(rows, PART_PANELS)
 
 

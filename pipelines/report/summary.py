@@ -14,6 +14,7 @@ from pipelines.stages.table import STAGES
 from stores.journal.journal import StageRow
 from stores.journal.run_values import RunValue
 from stores.journal.stage_results import (
+    CALLED,
     CHOSEN,
     PART,
     PROBABILITY,
@@ -34,7 +35,7 @@ FUNNEL = ("attempts", "calls", "with_ids", "episodes_ok", "scored", "non_zero_ad
 """Steps from an agent's calls to the rows that were trained on."""
 LEARNING_PARTS = ("old_logprobs", "advantages", "update")
 """Parts of training that are forward and backward passes; reading rows, checkpoints and commits count as overhead."""
-IF_MEASURED = ("reward", "turns", "broken_share", "cut_share", "cached_prompt_share")
+IF_MEASURED = ("reward", "turns", "broken_share", "cut_share", "cached_prompt_share", "tool_error_share")
 """Figures of scoring that not every agent has."""
 
 
@@ -159,7 +160,7 @@ def _agents(results: _Results) -> dict[str, dict[str, float]]:
             "format": figures["format_share"],
             "completion_tokens": figures["completion_tokens"],
             **{name: figures[name] for name in IF_MEASURED if name in figures},
-            **{name: value for name, value in figures.items() if name.startswith((CHOSEN, PROBABILITY, PART))},
+            **{name: value for name, value in figures.items() if name.startswith((CHOSEN, PROBABILITY, PART, CALLED))},
         }
         for agent, figures in results.scored.agents.items()
     }

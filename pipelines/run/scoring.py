@@ -15,7 +15,7 @@ from pipelines.credit.rule import score_traces
 from pipelines.run.run import Run
 from serve_apps.episode.runner import TOOL_RAISED, WORKFLOW_RAISED
 from serve_apps.program.conversations import CONVERSATIONS
-from stores.journal.stage_results import CHOSEN, PART, PROBABILITY, Collected
+from stores.journal.stage_results import CALLED, CHOSEN, PART, PROBABILITY, Collected
 from stores.types import COUNTED, Cause, EpisodeRewards, FinishReason, Trace, Turn, TurnReward
 from train_loops.rows.samples import Funnel
 
@@ -191,6 +191,7 @@ def per_agent(traces: list[Trace], rewards: list[EpisodeRewards]) -> dict[str, d
             **_cached_share([t for t in turns if t.agent == agent]),
             **_broken_share(traces, agent),
             **_choices([t for t in turns if t.agent == agent and t.option_logprobs]),
+            **_tools(traces, agent),
         }
         for agent in sorted({turn.agent for turn in turns})
     }
@@ -227,6 +228,19 @@ def _cached_share(turns: list[Turn]) -> dict[str, float]:
     ]
     num_prompt = sum(length for _, length in known)
     return {"cached_prompt_share": sum(cached for cached, _ in known) / num_prompt} if num_prompt else {}
+
+
+def _tools(traces: list[Trace], agent: str) -> dict[str, float]:
+    """How often in an episode each tool was called with what an agent wrote, and the share of these calls that failed; empty without any."""
+    calls = []
+    for trace in traces:
+        written = {turn.turn_index for turn in trace.turns if turn.agent == agent}
+        calls += [call for call in trace.tool_calls if call.caller == agent or not written.isdisjoint(call.parents)]
+    if not calls:
+        return {}
+    counts = Counter(call.tool for call in calls)
+    figures = {f"{CALLED}{tool}": count / len(traces) for tool, count in sorted(counts.items())}
+    return figures | {"tool_error_share": fmean(bool(call.error) for call in calls)}
 
 
 def _choices(turns: list[Turn]) -> dict[str, float]:

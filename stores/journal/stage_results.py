@@ -22,8 +22,8 @@ TrainParts: TypeAlias = Mapping[str, tuple[float, float]]
 (rows or episodes), `learn` (forward and backward passes), `store` (checkpoint and version)."""
 STOP = "stop/"
 """What the metric of a reason for which episodes end begins with."""
-CHOSEN, PROBABILITY, PART = "chosen/", "probability/", "part/"
-"""What the figures of an agent's choices, and of the parts of its reward, begin with; the option or the part follows."""
+CHOSEN, PROBABILITY, PART, CALLED = "chosen/", "probability/", "part/", "tool/"
+"""What the figures of an agent's choices, of the parts of its reward and of its tools begin with; the option, the part or the tool follows."""
 
 
 class StageResult(Record):
@@ -116,7 +116,8 @@ class Scored(StageResult):
     agents: AgentFigures
     """`format_share`, `calls`, `attempts` at them, `completion_tokens`; `reward` where any turn was paid, `cached_prompt_share` where the
     engine has a prefix cache, for agents of a program `broken_share` and, for one that chooses, `chosen/<option>` and
-    `probability/<option>`. `turns` is the mean of an episode; the means of `part/<name>` over its paid turns add up to `reward`."""
+    `probability/<option>`. `turns` is the mean of an episode; the means of `part/<name>` over its paid turns add up to `reward`. `tool/<name>` is how often
+    in an episode the tool was called with what the agent wrote, `tool_error_share` the share of such calls, of all tools, that failed."""
     causes: Mapping[str, int] | None = None
     """Number of episodes by `Cause` of their failure, `sound` for none; variants left out."""
     cost: Mapping[str, float] | None = None

@@ -315,12 +315,13 @@ def test_parts_of_rewards_and_reasons_to_stop_have_a_chart_with_a_line_each() ->
     rows = [
         {
             "iteration": k,
-            "agents": {"solver": {"reward": 0.6, "part/correct": 0.5, "part/format": 0.1}},
+            "agents": {"solver": {"reward": 0.6, "part/correct": 0.5, "part/format": 0.1, "tool/search": 1.5}},
             "metrics": {"stop/passed": 0.75, "stop/last_round": 0.25, "solved": 0.75},
         }
         for k in (1, 2)
     ]
-    (parts,) = parts_of_rewards(rows)
+    parts, tools = parts_of_rewards(rows)
+    assert (tools.title, tools.data[0]["name"]) == ("solver: calls of tools per episode", "search")
     assert parts.title == "solver: parts of its reward"
     assert [(line["name"], line["y"]) for line in parts.data] == [("correct", [0.5, 0.5]), ("format", [0.1, 0.1])]
     ends = learning(rows)[-1]

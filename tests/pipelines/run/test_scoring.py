@@ -73,6 +73,22 @@ def test_the_parts_of_an_agents_rewards_add_up_to_their_mean(make_trace: MakeTra
     assert not [name for name in figures["verifier"] if name.startswith("part/")], "nobody paid it"
 
 
+def test_tools_are_counted_for_the_agents_whose_texts_they_read_or_who_called_them(make_trace: MakeTrace) -> None:
+    """The record's tool call reads the solver's turn."""
+    first, second, third = make_trace(0), make_trace(1), make_trace(2)
+    (call,) = first.tool_calls
+    failed = replace(call, error="away", tool="run")
+    second = replace(second, tool_calls=(call, failed))
+    third = replace(third, tool_calls=(replace(call, parents=(), caller="verifier"),))
+    figures = per_agent([first, second, third], [])
+    solver, verifier = (
+        {name: value for name, value in figures[agent].items() if name.startswith("tool")}
+        for agent in ("solver", "verifier")
+    )
+    assert solver == pytest.approx({"tool/search": 2 / 3, "tool/run": 1 / 3, "tool_error_share": 1 / 3})
+    assert verifier == pytest.approx({"tool/search": 1 / 3, "tool_error_share": 0.0})
+
+
 def test_an_episode_is_solved_by_an_outcome_of_one_whatever_the_mean_of_outcomes_is(make_trace: MakeTrace) -> None:
     rewards = [paid(make_trace(i), outcome) for i, outcome in enumerate((1.0, 0.9, 0.9, 0.2))]
     assert solved_share(rewards) == 0.25
