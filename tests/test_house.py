@@ -54,7 +54,7 @@ ONE_CALLER = {
     ),
     "which processes are gone, for leases": ("stores.journal.process",),
 }
-MAX_LONG_FUNCTIONS = 6
+MAX_LONG_FUNCTIONS = 5
 MAX_CONFIG_FIELDS = 360
 MAX_INNER_IMPORTS = 369
 

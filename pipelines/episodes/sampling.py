@@ -208,9 +208,7 @@ def play_specs(
         groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
         groups.begun |= begun  # also where nothing but failures is stored: a spent budget completes what has begun
     stored_ids = set(stored["episode_id"].to_pylist())
-    todo = [spec for spec in specs if spec.episode_id not in stored_ids]
-    if reason := groups.stopped_by(0.0):
-        todo = [spec for spec in todo if reason != "enough" and spec.group_id in groups.begun]
+    todo = _not_stored(specs, stored_ids, groups)
     tally = _Tally(Pace(min(len(todo), groups.num_episodes_left)))
     # What may be replaced is of the episodes in `todo` only.
     replaced = (*MISSING, Cause.POLICY) if again else ()
@@ -246,6 +244,14 @@ def play_specs(
         tasks_left=[groups.task_of[group] for group in groups.left_out],
         calls=tally.pace.calls,
     )
+
+
+def _not_stored(specs: Sequence[EpisodeSpec], stored_ids: Collection[str], groups: Groups) -> list[EpisodeSpec]:
+    """Returns what is left to play: where the pass has ended already, the rest of the groups that a spent budget left begun."""
+    todo = [spec for spec in specs if spec.episode_id not in stored_ids]
+    if reason := groups.stopped_by(0.0):
+        return [spec for spec in todo if reason != "enough" and spec.group_id in groups.begun]
+    return todo
 
 
 def _play(
