@@ -71,8 +71,19 @@ def path_rows(root: Path) -> list[tuple[str, str, str]]:
             "TROUPE_TRACED_ROOT": str(root),
             "TROUPE_TRACED_OUT": str(folder / "ticks"),
         }
-        _troupe(root, environment, "train", CONFIG, "--set", f"storage.root={folder / 'run'}")
-        chat = _seconds_of_a_chat(root, environment, folder)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        changes = ("--set", f"storage.root={folder / 'run'}", "--set", f"gateway.port={port}")
+        command = [sys.executable, "-m", "pipelines.cli"]
+        subprocess.run([*command, "train", CONFIG, *changes], cwd=root, env=environment, check=True)
+        served = [*command, "serve", "small@champion", "--root", str(folder / "run")]
+        with subprocess.Popen(served, cwd=root, env=environment, start_new_session=True) as server:
+            try:
+                chat = _seconds_of_a_chat(port, server)
+            finally:
+                server.send_signal(signal.SIGINT)
+                server.wait(timeout=120)
         began, trained, synced, ended = _times(folder / "run")
         windows = {
             "files from task to gradient": (began, trained, "40"),
@@ -88,44 +99,32 @@ def path_rows(root: Path) -> list[tuple[str, str, str]]:
         return rows
 
 
-def _troupe(root: Path, environment: Mapping[str, str], *words: str) -> None:
-    subprocess.run([sys.executable, "-m", "pipelines.cli", *words], cwd=root, env=environment, check=True)
-
-
-def _seconds_of_a_chat(root: Path, environment: Mapping[str, str], folder: Path) -> tuple[float, float]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = ["serve", f"{CONFIG}@champion", "--set", f"storage.root={folder / 'run'}", "--set", f"gateway.port={port}"]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "pipelines.cli", *words], cwd=root, env=environment, start_new_session=True
-    )
-    try:
-        url = f"http://127.0.0.1:{port}/v1"
-        models = json.loads(_answer(f"{url}/models", deadline=time.monotonic() + DEADLINE_S))["data"]
-        body = {"model": models[0]["id"], "messages": [{"role": "user", "content": "2+3*4"}], "max_tokens": 8}
-        times = []
-        for _ in range(2):  # the first call also builds what later calls use
-            time.sleep(2)
-            start = time.time()
-            _answer(f"{url}/chat/completions", body, deadline=time.monotonic() + 60)
-            times.append((start, time.time()))
+def _seconds_of_a_chat(port: int, server: subprocess.Popen[bytes]) -> tuple[float, float]:
+    url = f"http://127.0.0.1:{port}/v1"
+    models = json.loads(_answer(f"{url}/models", server=server, within_s=DEADLINE_S))["data"]
+    body = {"model": models[0]["id"], "messages": [{"role": "user", "content": "2+3*4"}], "max_tokens": 8}
+    times = []
+    for _ in range(2):  # the first call also builds what later calls use
         time.sleep(2)
-        return times[-1]
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(timeout=120)
+        start = time.time()
+        _answer(f"{url}/chat/completions", body, server=server, within_s=60)
+        times.append((start, time.time()))
+    time.sleep(2)
+    return times[-1]
 
 
-def _answer(url: str, body: Mapping[str, object] | None = None, *, deadline: float) -> bytes:
+def _answer(
+    url: str, body: Mapping[str, object] | None = None, *, server: subprocess.Popen[bytes], within_s: float
+) -> bytes:
     data = None if body is None else json.dumps(body).encode()
+    deadline = time.monotonic() + within_s
     while True:
         try:
             request = Request(url, data=data, headers={"Content-Type": "application/json"})
             with OPENER.open(request, timeout=60) as answer:
                 return bytes(answer.read())
         except (URLError, OSError):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or server.poll() is not None:
                 raise
             time.sleep(1)
 

@@ -67,6 +67,8 @@ def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Chec
         logger.warning(
             "tasks.%s: %d rows stand there again, and were left out; %d tasks", section, num_repeated, len(first)
         )
+    if source.generator is not None and source.count is not None and len(first) < source.count:
+        logger.warning("tasks.%s: the generator has %d tasks, count = %d", section, len(first), source.count)
 
 
 def _as_json(task: Task, at: str) -> str:

@@ -263,8 +263,13 @@ def of_own(**settings: Any) -> TaskSourceConfig:
     return TaskSourceConfig(generator=DottedConfig(path="test_tasks:endless", settings=settings), count=3)
 
 
-def test_no_more_tasks_are_taken_from_a_generator_than_the_config_says() -> None:
-    assert [task.prompt for task in load_tasks(of_own(), section="train", seed=1)] == ["0+1", "1+1", "2+1"]
+def test_no_more_tasks_are_taken_from_a_generator_than_the_config_says_and_fewer_are_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks = load_tasks(of_own(), section="train", seed=1)
+    assert [task.prompt for task in tasks] == ["0+1", "1+1", "2+1"] and caplog.text == ""
+    load_tasks(of_own(given=tasks[:2]), section="train", seed=1)
+    assert "tasks.train: the generator has 2 tasks, count = 3" in caplog.text
 
 
 @pytest.mark.parametrize(
