@@ -45,10 +45,10 @@ class Workflow:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        attributes = [(name, value) for base in reversed(cls.__mro__) for name, value in vars(base).items()]
-        cls.agents = {name: value for name, value in attributes if isinstance(value, Agent)}
-        cls.tools = {name: value for name, value in attributes if isinstance(value, Tool)}
-        cls.environments = {name: value for name, value in attributes if isinstance(value, Environment)}
+        attributes = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+        cls.agents = {name: value for name, value in attributes.items() if isinstance(value, Agent)}
+        cls.tools = {name: value for name, value in attributes.items() if isinstance(value, Tool)}
+        cls.environments = {name: value for name, value in attributes.items() if isinstance(value, Environment)}
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Plays one episode. Call `await agents.<name>(...)` and `await tools.<name>(...)`; every call is recorded. A world is
