@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from serve_apps.authoring.agent import Agent, Tool
+from serve_apps.authoring.choices import Choice
 from serve_apps.authoring.workflow import Workflow
 
 pytestmark = pytest.mark.fast
@@ -56,3 +57,11 @@ def test_a_subclass_may_take_an_agent_away_or_make_it_a_tool() -> None:
     assert list(type("Alone", (Reviewed,), {"reviewer": None}).agents) == ["solver"]
     checked = type("Checked", (Reviewed,), {"reviewer": Tool(fetch)})
     assert (list(checked.agents), list(checked.tools)) == (["solver"], ["reviewer"])
+
+
+def test_what_a_choice_says_of_its_options_is_a_part_of_the_prompts() -> None:
+    def prompts(**options: str) -> str:
+        router = Agent(prompt="{options}", contract=Choice(options))
+        return type("Routed", (Workflow,), {"router": router})().prompts_sha256
+
+    assert len({prompts(go="on", stop=""), prompts(go="further", stop=""), prompts(go="on", end="")}) == 3
