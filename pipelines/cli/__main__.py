@@ -46,8 +46,10 @@ def _end(code: int) -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
+    except BrokenPipeError:
+        pass  # nobody reads any more; Python would say so
     except (OSError, ValueError, AttributeError):
-        return  # nobody reads any more, or the streams are closed: Python has its ways for it
+        return  # the disk is full, or the streams are closed: Python has its ways for it
     os._exit(code)
 
 

@@ -40,6 +40,9 @@ Cluster = Annotated[
     ),
 ]
 
+WIDE = 1000
+"""Characters of a line that no terminal shows."""
+
 
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file to `app`."""
@@ -162,14 +165,17 @@ def jobs(
     from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(Column("job", no_wrap=True), "status", "started", "seconds")
+    whole = (Column(name, no_wrap=True) for name in ("status", "started", "seconds"))
+    table = Table(Column("job", overflow="fold"), *whole)
     for job in _api(cluster).jobs():
         if job.run == run if run else job.submission_id.startswith("troupe-"):
             started = datetime.fromtimestamp(job.started_at).strftime("%F %T") if job.started_at else ""
             seconds = f"{(job.ended_at or time.time()) - job.started_at:.0f}" if job.started_at else ""
             code = f" ({job.exit_code})" if job.exit_code else ""
             table.add_row(*map(Text, (job.submission_id, f"{job.status}{code}", started, seconds)))
-    Console().print(table)
+    Console(width=None if Console().is_terminal else WIDE).print(
+        table
+    )  # a program that reads it wants a line of each job
 
 
 @reports_errors

@@ -76,7 +76,7 @@ def reports_errors(function: Callable[..., None]) -> Callable[..., None]:
 def split_team(text: str) -> tuple[str, str]:
     """`TEAM@ALIAS` as the run's name and the alias or version; ValueError for another form."""
     name, _, alias = text.rpartition("@")
-    if not name or not alias:
+    if not name or not alias or "/" in alias:  # the folder of a file may have an @
         raise ValueError(f"{text!r} is not of the form TEAM@ALIAS, e.g. demo@champion or my_run.yaml@3")
     return name, alias
 
@@ -198,7 +198,11 @@ def errors(debug: bool) -> Iterator[None]:
     try:
         configure()
         yield
+    except (typer.Exit, typer.Abort, typer.BadParameter):  # an extension's command ends by itself, as Typer's do
+        raise
     except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 - the boundary of every command
+        if isinstance(error, BrokenPipeError) and not _is_read():
+            raise SystemExit(1) from None  # `| head` has enough, and nobody is there to be told
         if debug:
             traceback.print_exception(error)
         from pipelines.cluster.faults import ClusterLost, diagnose
@@ -210,6 +214,15 @@ def errors(debug: bool) -> Iterator[None]:
             print(f"troupe: {fault.message}", file=sys.stderr)
             end_process(fault.exit_code)  # a shutdown would ask the head
         _fail(fault.message, fault.exit_code)
+
+
+def _is_read() -> bool:
+    """Whether somebody reads this command's output still: another pipe than that may be broken."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _fail(message: str, code: int) -> None:

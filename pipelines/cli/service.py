@@ -182,7 +182,8 @@ def shadow(
 
 def _end_beside(team: str, root: str, address: str, *, is_shadow: bool) -> None:
     """Ends the canary, or the shadow traffic, beside the deployed team."""
-    run = existing_run(team.rpartition("@")[0] or team, root)
+    name = team if Path(team).is_file() else team.rpartition("@")[0] or team
+    run = existing_run(name, root)
     _connect(address)
     from pipelines.release import production
 
@@ -214,7 +215,7 @@ def _team(text: str, root: str) -> tuple[Run, int, Team]:
 
 
 def _is_untrained(text: str) -> bool:
-    return Path(text).is_dir() or (Path(text).is_file() and "@" not in text)
+    return Path(text).exists()
 
 
 def _deploy(run: Run, text: str, version: int, manifest: Team, *, change: Change) -> dict[str, Any]:

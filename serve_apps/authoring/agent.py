@@ -135,6 +135,15 @@ class Agent:
     """Inputs that lose text where the prompt has no room, the least needed first. Instructions are never cut."""
 
     def __post_init__(self) -> None:
+        for part in ("system", "prompt"):
+            try:
+                names = _names_in(getattr(self, part))
+            except ValueError as fault:
+                raise ValueError(f"Agent.{part}: {fault}: write a brace of the text itself twice") from None
+            if odd := [name for name in names if not name.isidentifier()]:
+                raise ValueError(
+                    f"Agent.{part}: {{{odd[0]}}} names no input: write the name of one, and a brace of the text itself twice"
+                )
         unknown = [name for name in self.cut if name not in self.inputs]
         if unknown:
             raise ValueError(f"Agent.cut names {unknown}, which its templates do not have: {sorted(self.inputs)}")
@@ -152,8 +161,7 @@ class Agent:
     @property
     def inputs(self) -> frozenset[str]:
         """The names of the keyword arguments that a call must pass."""
-        parts = [*string.Formatter().parse(self.system), *string.Formatter().parse(self.prompt)]
-        return frozenset(name for _, name, _, _ in parts if name)
+        return frozenset(_names_in(self.system) + _names_in(self.prompt))
 
     @property
     def sampling(self) -> Sampling:
@@ -171,15 +179,19 @@ class Agent:
         return [*system, {"role": "user", "content": self.prompt.format(**inputs)}]
 
     def introduced(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Puts the agent's own system message before a caller's chat messages, where it is plain text and they have
+        """Puts the agent's own system message before a caller's chat messages, where it has no inputs and they have
         none."""
-        if not self.system or "{" in self.system or messages[0]["role"] == "system":
+        if not self.system or _names_in(self.system) or messages[0]["role"] == "system":
             return list(messages)
-        return [{"role": "system", "content": self.system}, *messages]
+        return [{"role": "system", "content": self.system.format()}, *messages]
 
     def with_sampling(self, sampling: Sampling, **changes: Any) -> Sampling:
         """Returns `sampling` with those of the changes that are not None."""
         return replace(sampling, **{k: v for k, v in changes.items() if v is not None})
+
+
+def _names_in(template: str) -> list[str]:
+    return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
 
 
 @dataclass(frozen=True)
@@ -212,6 +224,10 @@ class Tool:
         try:
             return await self._checked(**arguments)
         except ValidationError as error:
+            if error.title != getattr(
+                self._checked, "__qualname__", ""
+            ):  # of something that the function itself checks
+                raise
             first = error.errors()[0]
             argument = ".".join(map(str, first["loc"])) or "arguments"
             raise ToolError(f"{argument}: {first['msg']} (got {str(first['input'])[:80]!r})") from None

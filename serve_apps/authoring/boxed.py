@@ -14,7 +14,8 @@ class Box(NamedTuple):
     num_opening: int
 
 
-_BRACE = re.compile(r"\\(?:boxed|fbox)\{|[{}]")
+_BRACE = re.compile(r"\\(?:boxed|fbox)\{|\\\\(?!(?:boxed|fbox)\{)|\\[{}]|[{}]")
+"""Braces, and what is none: a written one (`\\{`), of which `\\left\\{ ... \\right.` has one only, and the end of a row before a brace."""
 _SPACE = r"(?:[\s$~]|\\[,;:! ()\[\]]|\\q?quad(?![a-zA-Z]))*+"
 _AND = r"(?:and|or|\\text\{[\s,]*(?:and|or)\s*\})"
 _BETWEEN = re.compile(
@@ -41,8 +42,10 @@ def last_boxes(text: str) -> list[Box]:
     closed: list[Box] = []
     opened: list[re.Match[str]] = []
     for brace in _BRACE.finditer(text):
-        if brace[0] != "}":
+        if brace[0][-1] == "{" and brace[0] != "\\{":
             opened.append(brace)
+        elif brace[0] != "}":
+            continue
         elif opened and len((opening := opened.pop())[0]) > 1:
             closed.append(Box(opening.start(), brace.end(), len(opening[0])))
             last = closed[-1] if last is None or opening.start() > last.start else last

@@ -62,7 +62,7 @@ class Tags:
 
     names: tuple[str, ...]
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The values that a block may have, compared in lower case."""
+    """The values that a block may have: compared in lower case, and read as they are written here."""
     max_words: Mapping[str, int] = field(default_factory=dict)
     """The largest number of words that a block may have."""
 
@@ -75,6 +75,9 @@ class Tags:
         unknown = ({*(choices or {})} | {*(max_words or {})}) - set(names)
         if not names or unknown:
             raise ValueError(f"Tags needs names, and choices and max_words only for them; unknown: {sorted(unknown)}")
+        if texts := [name for name, values in (choices or {}).items() if isinstance(values, str)]:
+            raise ValueError(f"Tags: choices of {texts[0]} are one text: give a tuple of the values that it may have")
+        _fields(names)
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "choices", dict(choices or {}))
         object.__setattr__(self, "max_words", dict(max_words or {}))
@@ -82,7 +85,7 @@ class Tags:
     @property
     def field_names(self) -> tuple[str, ...]:
         """The names in lower case."""
-        return tuple(name.lower() for name in self.names)
+        return _fields(self.names)
 
     def parse(self, text: str) -> Parsed:
         """Reads every block after a model's thoughts; the fault names the first bad one, thoughts are text outside."""
@@ -94,9 +97,9 @@ class Tags:
         for name in self.names:
             blocks = _blocks(tags, name)
             value = reply[blocks[-1].start : blocks[-1].stop].strip() if blocks else ""
-            allowed = self.choices.get(name)
+            allowed = {choice.lower(): choice for choice in self.choices.get(name, ())}
             if allowed:
-                value = value.lower()
+                value = allowed.get(value.lower(), value.lower())
             fields[name.lower()] = value
             if len(blocks) != 1:
                 fault = fault or f"{len(blocks)} <{name}> blocks, expected 1"
@@ -104,8 +107,8 @@ class Tags:
                 fault = fault or f"{inside} inside <{name}>"
             elif not value:
                 fault = fault or f"<{name}> is empty"
-            elif allowed and value not in allowed:
-                fault = fault or f"<{name}> is {value[:40]!r}, expected one of {', '.join(allowed)}"
+            elif allowed and value not in allowed.values():
+                fault = fault or f"<{name}> is {value[:40]!r}, expected one of {', '.join(allowed.values())}"
             elif len(value.split()) > self.max_words.get(name, len(value)):
                 fault = fault or f"<{name}> has {len(value.split())} words, at most {self.max_words[name]} are allowed"
             spans += [(block.opened, block.closed) for block in blocks]
@@ -135,13 +138,14 @@ class OneOf:
             raise ValueError(
                 f"OneOf needs two names or more, got {names}; may_be_empty only of them: {sorted(unknown)}"
             )
+        _fields(names, "choice")
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "may_be_empty", tuple(may_be_empty))
 
     @property
     def field_names(self) -> tuple[str, ...]:
         """The names in lower case, and `choice`."""
-        return (*(name.lower() for name in self.names), "choice")
+        return _fields(self.names, "choice")
 
     def parse(self, text: str) -> Parsed:
         """Reads the first block after a model's thoughts; text outside of it, a second block included, is a fault."""
@@ -173,6 +177,8 @@ class Thinking:
     """
 
     contract: Contract
+    is_begun: bool = False
+    """Whether the prompt ends with the opening tag, as episodes find out: a completion need not repeat it."""
 
     @property
     def field_names(self) -> tuple[str, ...]:
@@ -182,6 +188,8 @@ class Thinking:
     def parse(self, text: str) -> Parsed:
         """Reads the text after the block; a missing block is a fault, and then the whole text is read, of a block that
         was cut nothing."""
+        if self.is_begun and not text.lstrip().startswith(OPEN):
+            text = OPEN + text
         reply = after_thinking(text, fields=self.contract.field_names)
         if not text.lstrip().startswith(OPEN) or text.count(OPEN) != 1 or text.count(CLOSE) != 1:
             fault = "no single <think> block at the beginning"
@@ -261,6 +269,14 @@ class _Block:
     def first_tag_inside(self, tags: Sequence[re.Match[str]]) -> str:
         """Returns the first tag of the contract that the block holds; empty where it holds none."""
         return next((tag[0][:40] for tag in tags if self.start <= tag.start() < self.stop), "")
+
+
+def _fields(names: Sequence[str], *more: str) -> tuple[str, ...]:
+    """Returns the fields of tags with these names, and `more`; ValueError where one would hide another."""
+    fields = (*(name.lower() for name in names), *more)
+    if twice := [field for field in fields if fields.count(field) > 1]:
+        raise ValueError(f"a contract with the tags {', '.join(names)} has two fields {twice[0]!r}: rename a tag")
+    return fields
 
 
 def _tags_in(text: str, names: Sequence[str]) -> list[re.Match[str]]:

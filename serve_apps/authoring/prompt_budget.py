@@ -7,6 +7,7 @@ and its end: the middle is cut, and the end, which is newer, keeps more.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from serve_apps.authoring.agent import Agent, TracedText, origins_of
 
@@ -17,7 +18,7 @@ Messages = list[dict[str, str]]
 
 
 def fit_prompt(
-    agent: Agent, inputs: Mapping[str, str], *, encode: Callable[[Messages], Sequence[int]], room: int
+    agent: Agent, inputs: Mapping[str, Any], *, encode: Callable[[Messages], Sequence[int]], room: int
 ) -> tuple[Messages, list[int], dict[str, int]]:
     """Returns the messages, their token ids, and the number of characters cut per input.
 
@@ -34,7 +35,8 @@ def fit_prompt(
     for name in agent.cut:
         if len(token_ids) <= room:
             break
-        full = fitted[name]
+        value = fitted[name]  # a template takes what is no text, too: a list of notes
+        full = value if isinstance(value, str) else TracedText.by(str(value), *origins_of(value))
 
         def fits(num_kept: int, name: str = name, full: str = full) -> bool:
             return len(encode(agent.messages({**fitted, name: shorten(full, num_kept)}))) <= room

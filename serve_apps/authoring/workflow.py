@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from serve_apps.authoring.agent import Agent, Tool
+from serve_apps.authoring.choices import Choice
 from serve_apps.authoring.environment import Environment
 from stores.by_name import construct
 from stores.team_code import in_use, own_folders
@@ -45,10 +46,10 @@ class Workflow:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        attributes = [(name, value) for base in reversed(cls.__mro__) for name, value in vars(base).items()]
-        cls.agents = {name: value for name, value in attributes if isinstance(value, Agent)}
-        cls.tools = {name: value for name, value in attributes if isinstance(value, Tool)}
-        cls.environments = {name: value for name, value in attributes if isinstance(value, Environment)}
+        attributes = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+        cls.agents = {name: value for name, value in attributes.items() if isinstance(value, Agent)}
+        cls.tools = {name: value for name, value in attributes.items() if isinstance(value, Tool)}
+        cls.environments = {name: value for name, value in attributes.items() if isinstance(value, Environment)}
 
     async def run(self, task: Task, agents: Any, tools: Any) -> Outcome:
         """Plays one episode. Call `await agents.<name>(...)` and `await tools.<name>(...)`; every call is recorded. A world is
@@ -92,13 +93,19 @@ class Workflow:
 
     @property
     def prompts(self) -> dict[str, str]:
-        """The system and user templates of every agent, for the team manifest."""
-        return {name: f"{a.system}\n---\n{a.prompt}" if a.system else a.prompt for name, a in self.agents.items()}
+        """The system and user templates of every agent, and what a choice says of its options, for the team manifest."""
+        return {name: "\n---\n".join(filter(None, _texts_of(agent))) for name, agent in self.agents.items()}
 
     @property
     def prompts_sha256(self) -> str:
         """The hash that identifies the prompts."""
         return sha256(json.dumps(self.prompts, sort_keys=True).encode()).hexdigest()
+
+
+def _texts_of(agent: Agent) -> list[str]:
+    choice = agent.contract
+    further = [json.dumps([choice.options, choice.ask])] if isinstance(choice, Choice) else []
+    return [agent.system, agent.prompt, *further]
 
 
 async def together(*calls: Awaitable[T]) -> list[T]:

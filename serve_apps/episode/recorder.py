@@ -18,9 +18,10 @@ from typing import Any
 
 from serve_apps.authoring.agent import Agent, AuthorError, Reply, Tool, TracedText, origins_of
 from serve_apps.authoring.choices import OFFERED, Choice
-from serve_apps.authoring.contracts import Parsed, Raw
+from serve_apps.authoring.contracts import Parsed, Raw, Thinking
 from serve_apps.authoring.environment import Environment
 from serve_apps.authoring.prompt_budget import fit_prompt
+from serve_apps.authoring.thinking import OPEN
 from serve_apps.authoring.workflow import Outcome
 from serve_apps.chat.long_texts import worked_on
 from serve_apps.chat.text_stream import TextStream
@@ -45,6 +46,8 @@ from stores.types import (
     Turn,
 )
 
+PROMPT_END = 16
+"""Tokens at the end of a prompt in which the tag that begins thoughts is looked for."""
 NO_OPTIONS: Mapping[str, int] = MappingProxyType({})
 
 
@@ -131,7 +134,10 @@ class Recorder:
             prompt_ids = encode(messages)
         text = "\n".join(m["content"] for m in messages)
         prompt = Prompt(text=text, token_ids=prompt_ids, inputs=inputs, cut=cut)
-        turn, parsed = await self.turn(name, prompt, parse=agent.contract.parse, options=options)
+        contract = agent.contract
+        if isinstance(contract, Thinking):
+            contract = replace(contract, is_begun=tokenizer.decode(prompt_ids[-PROMPT_END:]).rstrip().endswith(OPEN))
+        turn, parsed = await self.turn(name, prompt, parse=contract.parse, options=options)
         index = turn.turn_index
         if not options:  # the name of an option stands in every list of them, and is not quoted from there
             self.events.wrote(index, turn.completion_text, *parsed.fields.values())

@@ -104,6 +104,16 @@ def test_jobs_are_listed_and_stopped_by_name(server: JobServer, tmp_path: Path) 
     assert "has no job 'troupe-small-it1-colect-a0'; running are: " in err
 
 
+def test_a_list_of_jobs_that_a_program_reads_has_a_line_of_each_with_all_of_it(
+    server: JobServer, tmp_path: Path
+) -> None:
+    job = f"troupe-{'a-long-name-' * 8}it12-train-solver-a0"
+    server.put(job, "RUNNING", start_time=2000)
+    _, out, _ = end(start(server, tmp_path, "jobs"))
+    (line,) = (line for line in out.splitlines() if job in line)
+    assert "RUNNING" in line and "1970" in line
+
+
 def test_a_stage_has_the_time_of_the_schedule_for_each_iteration_that_it_may_wait_for_and_for_its_canary() -> None:
     lagging = load_config(SMALL, {"schedule.cron": "@daily", "loop.max_lag": 1})
     assert (_limit_s(lagging, "train"), _limit_s(lagging, "")) == (2 * 7200, float("inf"))

@@ -73,6 +73,16 @@ def test_what_is_no_scope_no_key_file_or_no_team_is_told(tmp_path: Path) -> None
     assert code == 2 and "'demo' is not of the form TEAM@ALIAS" in said
 
 
+def test_a_run_config_in_a_folder_with_an_at_sign_is_served_and_its_canary_ended(tmp_path: Path) -> None:
+    file = tmp_path / "me@site" / "run.yaml"
+    file.parent.mkdir()
+    file.write_text(f"extends: {SMALL}\nstorage: {{root: {tmp_path}}}\n")
+    code, said = run("canary", str(file), "--end")
+    assert code == 2 and "run 'small' has not been started" in said
+    code, said = run("serve", str(file))
+    assert code == 2 and "can be served only on a Ray cluster that outlives this command" in said
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,16 @@ def test_threads_functions_output_and_exit_code_are_those_of_a_process_that_pyth
         assert "ValueError: a mistake of ours" in done.stderr
     if "no such run" in end:
         assert done.stderr == "troupe: no such run\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("train infra/runs/demo.yaml --dry-run", 1), ("validate infra/runs/demo.yaml", 0)]
+)
+def test_a_command_whose_reader_has_enough_says_nothing(command: str, code: int) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    asked = [sys.executable, "-m", "pipelines.cli", *command.split()]
+    own = {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(asked, cwd=ROOT, env=own, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (code, ""), "and it is no lost infrastructure, after which one repeats"

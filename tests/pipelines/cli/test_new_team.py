@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from test_cli import TROUPE, said, troupe
 
 from pipelines.cli.new_team import NUM_TASKS, check_name, team_files
@@ -70,6 +71,11 @@ def test_a_problem_and_the_same_with_its_factors_exchanged_are_in_one_set_of_tas
             (a, *sorted((b, c))) for a, b, c in (re.split(r"[+*]", question) for question in questions)
         }
     assert len(set.union(*problems.values())) == sum(map(len, problems.values())) > 300
+
+
+@pytest.mark.parametrize("name", ["off", "yes", "null"])
+def test_a_team_may_be_called_what_yaml_has_another_meaning_for(name: str) -> None:
+    assert yaml.safe_load(team_files(name)[f"{name}.yaml"])["run"] == name
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:

@@ -75,6 +75,11 @@ def test_a_tag_inside_of_the_one_that_was_chosen_is_a_fault(text: str, fault: st
     assert (parsed.fields["choice"], parsed.fault) == ("search", fault)
 
 
+def test_half_of_a_surrogate_pair_which_no_next_agent_could_read_is_a_fault() -> None:
+    assert JsonKeys("n").parse(r'{"n": "\ud83d"}').fault == "no JSON object"
+    assert JsonKeys("n").parse(r'{"n": "\ud83d\ude00 \u00e9"}').fields == {"n": "\N{GRINNING FACE} é"}
+
+
 @pytest.mark.parametrize("number", ["1" * 10_000, "NaN", "-Infinity", "1e999"])
 def test_a_number_that_json_or_python_has_not_is_a_fault_and_no_error(number: str) -> None:
     assert JsonKeys("n").parse(f'{{"n": {number}}}').fault == "no JSON object"
@@ -87,6 +92,24 @@ def test_blocks_that_can_be_read_are_offered_even_where_the_format_is_broken() -
 def test_a_choice_is_compared_in_lower_case_and_others_are_a_fault() -> None:
     assert STATUS.parse("<STATUS>Correct</STATUS>").fields == {"status": "correct"}
     assert STATUS.parse("<STATUS>maybe</STATUS>").fault == "<STATUS> is 'maybe', expected one of correct, incorrect"
+
+
+def test_a_choice_is_read_as_the_contract_writes_it() -> None:
+    verdict = Tags("VERDICT", choices={"VERDICT": ("Approve", "Reject")})
+    for text in ("Approve", "APPROVE", "approve"):
+        parsed = verdict.parse(f"<VERDICT>{text}</VERDICT>")
+        assert (parsed.fields["verdict"], parsed.fault) == ("Approve", "")
+    assert verdict.parse("<VERDICT>no</VERDICT>").fault == "<VERDICT> is 'no', expected one of Approve, Reject"
+    with pytest.raises(ValueError, match="choices of VERDICT are one text"):
+        Tags("VERDICT", choices={"VERDICT": "Approve"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(("kind", "names"), [(OneOf, ("ANSWER", "CHOICE")), (Tags, ("Answer", "ANSWER"))])
+def test_a_tag_whose_field_would_hide_another_is_refused(
+    kind: type[Tags] | type[OneOf], names: tuple[str, ...]
+) -> None:
+    with pytest.raises(ValueError, match=f"has two fields '{names[1].lower()}': rename a tag"):
+        kind(*names)
 
 
 def test_a_missing_verdict_is_a_fault_and_not_an_approval() -> None:
@@ -179,3 +202,11 @@ def test_the_last_box_is_the_answer() -> None:
     assert Boxed().parse(r"\boxed{1} no: \boxed{\frac{1}{2}}.").fields["answer"] == r"\frac{1}{2}"
     assert Boxed().parse(r"$\boxed{1}$ and $\boxed{2}$").fields["answer"] == "1, 2"
     assert Boxed().parse(r"so \boxed{1").fault and Boxed().parse(r"\boxed{ }").fault
+
+
+@pytest.mark.parametrize(
+    "answer", [r"\left\{\begin{array}{l} x \\ -x\end{array}\right.", r"\{1, 2\}", r"{\}}", r"a \\{b}"]
+)
+def test_a_brace_that_is_written_out_closes_no_box(answer: str) -> None:
+    assert Boxed().parse(rf"\boxed{{0}}. So \boxed{{{answer}}}.").fields["answer"] == answer
+    assert Boxed().parse(r"as JSON: \\boxed{3}").fields["answer"] == "3"

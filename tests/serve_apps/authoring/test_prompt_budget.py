@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_apps.authoring.agent import Agent
+from serve_apps.authoring.agent import Agent, TracedText
 from serve_apps.authoring.prompt_budget import MARK, fit_prompt, shorten
 from serve_apps.chat.tokenizer import ChatTokenizer
 
@@ -29,6 +29,13 @@ def cut_to(tokenizer: ChatTokenizer, room: int) -> tuple[str, int, dict[str, int
     messages, token_ids, cut = fit_prompt(AGENT, INPUTS, encode=tokenizer.encode_chat, room=room)
     assert token_ids == list(tokenizer.encode_chat(messages))
     return messages[0]["content"], len(token_ids), cut
+
+
+def test_a_list_is_cut_as_the_template_writes_it(tokenizer: ChatTokenizer) -> None:
+    notes = [TracedText.by(f"note {number}", number) for number in range(50)]
+    inputs = {**INPUTS, "history": notes}
+    messages, _, cut = fit_prompt(AGENT, inputs, encode=tokenizer.encode_chat, room=400)
+    assert MARK in messages[0]["content"] and "'note 49']" in messages[0]["content"] and cut["history"] > 0
 
 
 def test_a_prompt_that_fits_is_left_alone(tokenizer: ChatTokenizer) -> None:

@@ -15,6 +15,7 @@ from one_group import play, saying
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from serve_apps import Agent, Outcome, Tool, Workflow
+from serve_apps.authoring.contracts import Tags, Thinking
 from serve_apps.chat.control_tokens import any_of
 from serve_apps.chat.text_stream import TextStream
 from serve_apps.chat.tokenizer import ChatTokenizer, stop_token_ids
@@ -397,3 +398,25 @@ def test_no_task_document_or_answer_of_another_agent_makes_a_control_token(
         chat = chats[family]
         assert control_ids(chat, after.prompt_token_ids) == control_ids(chat, before.prompt_token_ids)
         assert mark in after.prompt_text
+
+
+class Thinker(Workflow):
+    """One agent that thinks before it answers."""
+
+    solver = Agent(prompt="{question}", contract=Thinking(Tags("A")))
+
+    async def run(self, task: Task, agents: Calls, tools: Calls) -> Outcome:
+        return Outcome(answer=(await agents.solver(question=task.prompt))["a"])
+
+
+@pytest.mark.parametrize(("family", "is_begun"), [("deepseek", True), ("qwen", False)])
+def test_thoughts_that_the_template_begins_need_no_tag_of_the_models(
+    family: str, is_begun: bool, chats: dict[str, ChatTokenizer]
+) -> None:
+    def played(said: str) -> tuple[str, bool]:
+        trace = play(Thinker(), saying(lambda call: said, chats[family]), tokenizer=chats[family], max_tokens=64)
+        return trace.answer, trace.turns[0].is_format_ok
+
+    assert played("3 times 4</think><A>12</A>") == ("12", is_begun)
+    assert played("<think>3 times 4</think><A>12</A>") == ("12", True)
+    assert played("<A>12</A>") == ("" if is_begun else "12", False), "what was begun is not ended"
