@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Concatenate, ParamSpec
 
 from stores.by_name import open_by_name
-from stores.extensions import extensions
+from stores.extensions import extensions, left_out_if_broken
 from stores.journal.journal import StageRow
 from stores.logs import Sparingly, bound
 from stores.types import SOUND, Trace
@@ -38,9 +38,13 @@ class Observer:
 
 @cache
 def observers() -> Sequence[Observer]:
-    """Returns an observer of each extension that has one."""
-    paths = {extension.name: extension.observer for extension in extensions() if extension.observer}
-    return [open_by_name(path, place=f"extension {name}")() for name, path in paths.items()]
+    """Returns an observer of each extension that has one; one that cannot be made is named in the log, and must not end a stage either."""
+    found: list[Observer] = []
+    for extension in extensions():
+        if extension.observer:
+            with left_out_if_broken(f"the observer of extension {extension.name}"):
+                found.append(open_by_name(extension.observer, place=f"extension {extension.name}")())
+    return found
 
 
 def tell(what: Callable[Concatenate[Observer, P], None], *values: P.args, **more: P.kwargs) -> None:

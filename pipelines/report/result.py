@@ -107,7 +107,7 @@ def _seconds_of_run(run: Run, by_stage: Mapping[str, float]) -> dict[str, float 
         **totals,
         "warmstart": begun[0].seconds if begun else None,
         "iterations": iterations,
-        "total": wall_seconds(run, RunValue.WALL, iterations),
+        "total": max(wall_seconds(run, RunValue.WALL, iterations), iterations),
     }
 
 

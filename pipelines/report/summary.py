@@ -258,8 +258,10 @@ def _seconds(run: Run, iteration: int) -> dict[str, float]:
         own_rows = [row for row in rows if row.stage == stage.name]
         if own_rows:
             seconds[stage.name] = _span(own_rows) if stage.is_per_model_group else own_rows[0].seconds or 0.0
-    total = _seconds_since_last(run, iteration, rows) if run.config.loop.max_lag else sum(seconds.values())
-    seconds["total"] = wall_seconds(run, RunValue.WALL.of(iteration), total)
+    # What is done by `troupe stage` or a schedule notes no wall time: that of a sitting before it is not that of the iteration.
+    least = 0.0 if run.config.loop.max_lag else sum(seconds.values())
+    total = _seconds_since_last(run, iteration, rows) if run.config.loop.max_lag else least
+    seconds["total"] = max(wall_seconds(run, RunValue.WALL.of(iteration), total), least)
     return seconds
 
 

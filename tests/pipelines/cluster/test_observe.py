@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipelines.cluster import observe
 from pipelines.cluster.observe import Observer, log_failed, tell
+from stores.extensions import Extension
 from stores.types import Cause, EpisodeStatus
 
 pytestmark = pytest.mark.fast
@@ -56,3 +58,26 @@ def test_an_observer_that_raises_is_named_and_the_next_one_is_told(
     assert heard.champions == [("demo", 3)]
     assert "observer _Broken.champion raised RuntimeError at " in caplog.text and "test_observe.py" in caplog.text
     assert "the text of a prompt" not in caplog.text
+
+
+class _Unmade(Observer):
+    def __init__(self) -> None:
+        raise OSError("no meter at 127.0.0.1:1")
+
+
+def test_an_observer_that_cannot_be_made_is_named_and_the_next_one_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    added = [Extension(name="bad", observer="mine:Unmade"), Extension(name="good", observer="mine:Heard")]
+    mine = ModuleType("mine")
+    mine.__dict__.update(Unmade=_Unmade, Heard=_Heard)
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    monkeypatch.setattr(observe, "extensions", lambda: added)
+    observe.observers.cache_clear()
+    try:
+        tell(Observer.champion, "demo", 3)
+        (heard,) = observe.observers()
+    finally:
+        observe.observers.cache_clear()
+    assert isinstance(heard, _Heard) and heard.champions == [("demo", 3)]
+    assert "the observer of extension bad is left out: no meter at 127.0.0.1:1" in caplog.text

@@ -16,6 +16,7 @@ from pipelines.report.result import run_report
 from pipelines.report.summaries import SoFar
 from pipelines.report.summary import _span, figures_of_iteration
 from pipelines.run.run import Run
+from stores.journal.run_values import RunValue
 
 pytestmark = pytest.mark.test
 
@@ -77,3 +78,20 @@ def test_between_two_sittings_of_a_run_nothing_was_trained(tmp_path: Path) -> No
     night = 40_000.0
     assert _span([at(night, night + 5.0), at(0.0, 10.0)]) == 15.0
     assert _span([at(0.0, 10.0), at(2.0, 4.0), at(3.0, 12.0)]) == 12.0, "side by side"
+
+
+def test_an_iteration_that_was_begun_here_and_ended_by_a_schedule_lasted_as_long_as_its_stages(tmp_path: Path) -> None:
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path)}))
+    run.begin()
+    for result in (collected(), scored(), synced(), evaluated(), decided()):
+        finish(run, 1, result)
+    finish(run, 1, trained("team"), "team")
+    for name in (RunValue.WALL.of(1), RunValue.WALL):  # of `troupe train`, which was interrupted
+        run.journal.put_value(run.run_id, name, {"seconds": 1e-9})
+    figures = figures_of_iteration(run, 1)
+    assert figures is not None
+    *stages, total = figures["seconds"].values()
+    assert total == pytest.approx(sum(stages)) and total > 1e-6
+    so_far = SoFar()
+    so_far.add(figures | {"warnings": []})
+    assert run_report(run, so_far, [figures])["seconds"]["total"] == pytest.approx(total)
