@@ -160,8 +160,6 @@ def diagnose(error: BaseException) -> Fault:
         return Fault(
             kind=FaultKind.INTERRUPTED, message="interrupted: what is finished is kept, the same command goes on"
         )
-    if isinstance(error, BrokenPipeError):  # a ConnectionError, too; stores and Ray have classes of their own for it
-        return Fault(kind=FaultKind.FAILED, message="whoever read the output has gone, as `| head` does")
     chain = list(_chain(error))
     if full := [link for link in chain if _is_full(link)]:
         return Fault(kind=FaultKind.FAILED, message=_disk_full(full))

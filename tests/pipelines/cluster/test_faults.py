@@ -72,7 +72,6 @@ def caused_by(cause: Exception) -> RuntimeError:
         (WorkerCrashedError(), FaultKind.LOST, 75),
         (caused_by(ActorDiedError()), FaultKind.LOST, 75),
         (ConnectionRefusedError("[Errno 111] Connection refused"), FaultKind.LOST, 75),
-        (BrokenPipeError(errno.EPIPE, "Broken pipe"), FaultKind.FAILED, 1),
         (ConnectionError("Failed to connect to Ray at address: http://127.0.0.1:1"), FaultKind.LOST, 75),
         (TrainJobError("WorkerHealthCheckFailedError", "worker 0 died"), FaultKind.LOST, 75),
         (LeaseLost("lease 1 was taken over"), FaultKind.LOST, 75),
