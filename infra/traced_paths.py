@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sqlite3
 import subprocess
@@ -25,7 +24,7 @@ from urllib.error import URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
 CONFIG = "tests/e2e/small.yaml"
-DEADLINE_S = 900.0
+DEADLINE_S = 60.0
 OPENER = build_opener(ProxyHandler({}))
 TICKS_PER_S = 10
 PROFILER = f"""
@@ -71,19 +70,25 @@ def path_rows(root: Path) -> list[tuple[str, str, str]]:
             "TROUPE_TRACED_ROOT": str(root),
             "TROUPE_TRACED_OUT": str(folder / "ticks"),
         }
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        changes = ("--set", f"storage.root={folder / 'run'}", "--set", f"gateway.port={port}")
-        command = [sys.executable, "-m", "pipelines.cli"]
-        subprocess.run([*command, "train", CONFIG, *changes], cwd=root, env=environment, check=True)
-        served = [*command, "serve", "small@champion", "--root", str(folder / "run")]
-        with subprocess.Popen(served, cwd=root, env=environment, start_new_session=True) as server:
-            try:
-                chat = _seconds_of_a_chat(port, server)
-            finally:
-                server.send_signal(signal.SIGINT)
-                server.wait(timeout=120)
+        ports = [_free_port() for _ in range(3)]
+        environment |= {
+            "TROUPE_CACHE": str(folder / "cache"),
+            "TROUPE_RAY_PORT": str(ports[0]),
+            "TROUPE_RAY_DASHBOARD_PORT": str(ports[1]),
+            "RAY_ADDRESS": f"127.0.0.1:{ports[0]}",
+        }
+        changes = ("--set", f"storage.root={folder / 'run'}", "--set", f"gateway.port={ports[2]}")
+        in_order = [
+            ["infra/ray_head.sh", "up"],
+            [sys.executable, "-m", "pipelines.cli", "train", CONFIG, *changes],
+            [sys.executable, "-m", "pipelines.cli", "serve", "small@champion", "--root", str(folder / "run")],
+        ]
+        try:
+            for command in in_order:
+                subprocess.run(command, cwd=root, env=environment, check=True)
+            chat = _seconds_of_a_chat(ports[2])
+        finally:
+            subprocess.run(["infra/ray_head.sh", "down"], cwd=root, env=environment, check=False)
         began, trained, synced, ended = _times(folder / "run")
         windows = {
             "files from task to gradient": (began, trained, "40"),
@@ -99,32 +104,35 @@ def path_rows(root: Path) -> list[tuple[str, str, str]]:
         return rows
 
 
-def _seconds_of_a_chat(port: int, server: subprocess.Popen[bytes]) -> tuple[float, float]:
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _seconds_of_a_chat(port: int) -> tuple[float, float]:
     url = f"http://127.0.0.1:{port}/v1"
-    models = json.loads(_answer(f"{url}/models", server=server, within_s=DEADLINE_S))["data"]
+    models = json.loads(_answer(f"{url}/models", deadline=time.monotonic() + DEADLINE_S))["data"]
     body = {"model": models[0]["id"], "messages": [{"role": "user", "content": "2+3*4"}], "max_tokens": 8}
     times = []
     for _ in range(2):  # the first call also builds what later calls use
         time.sleep(2)
         start = time.time()
-        _answer(f"{url}/chat/completions", body, server=server, within_s=60)
+        _answer(f"{url}/chat/completions", body, deadline=time.monotonic() + 60)
         times.append((start, time.time()))
     time.sleep(2)
     return times[-1]
 
 
-def _answer(
-    url: str, body: Mapping[str, object] | None = None, *, server: subprocess.Popen[bytes], within_s: float
-) -> bytes:
+def _answer(url: str, body: Mapping[str, object] | None = None, *, deadline: float) -> bytes:
     data = None if body is None else json.dumps(body).encode()
-    deadline = time.monotonic() + within_s
     while True:
         try:
             request = Request(url, data=data, headers={"Content-Type": "application/json"})
             with OPENER.open(request, timeout=60) as answer:
                 return bytes(answer.read())
         except (URLError, OSError):
-            if time.monotonic() > deadline or server.poll() is not None:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(1)
 

@@ -215,6 +215,8 @@ def _team(text: str, root: str) -> tuple[Run, int, Team]:
 
 
 def _is_untrained(text: str) -> bool:
+    if text.endswith((".yaml", ".yml")) and not Path(text).exists():
+        raise ValueError(f"{text} does not exist (seen from {Path.cwd()})")
     return Path(text).exists()
 
 

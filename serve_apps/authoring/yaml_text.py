@@ -1,4 +1,4 @@
-"""yaml_text: YAML text -> plain data, as in JSON: 1e-3 is a number and 2026-02-28 a text, which YAML 1.1 has the other way round.
+"""yaml_text: YAML text -> plain data, as in YAML 1.2 and JSON: 1e-3 is a number, 2026-02-28 and `no` are texts, and not as in YAML 1.1.
 
 What YAML would read in silence as something else is refused: the same key twice, and 1:30 as 90.
 """
@@ -17,6 +17,10 @@ OTHER_BASE = re.compile(r"[-+]?0[0-7_]+|.*:.*")
 
 WITH_EXPONENT = re.compile(r"\A[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+\Z")
 """Numbers that YAML 1.1 takes for texts unless they have a point and a sign: 1e-3, 1.5e3."""
+
+
+TRUTH = re.compile(r"\A(?:true|True|TRUE|false|False|FALSE)\Z")
+"""The truth values of YAML 1.2."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -49,11 +53,14 @@ class _Loader(yaml.SafeLoader):
         return value
 
 
-# A date in settings would be an object where a config is read from a file, and a text where it came with a job, as JSON.
+# A date in settings would be an object where a config is read from a file, and a text where it came with a job, as JSON. A list of answers
+# [yes, no] would be one of truth values.
+_OTHERS = {"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:bool"}
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, form) for tag, form in resolvers if tag not in _OTHERS]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", TRUTH, list("tTfF"))  # type: ignore[no-untyped-call]
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", WITH_EXPONENT, list("-+.0123456789"))  # type: ignore[no-untyped-call]
 for _tag in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
@@ -78,3 +85,5 @@ def read_yaml(text: str, place: str) -> Any:
         raise ValueError(f"{place}:{error.line}: {error}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist, by its tag
         raise ValueError(f"{place} is not YAML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{place}: lists or mappings within one another, too deep to be read") from None

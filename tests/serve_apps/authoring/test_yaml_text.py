@@ -28,6 +28,7 @@ pytestmark = pytest.mark.fast
         ("seed: 010", r"^f:1: YAML reads 010 as 8"),
         ("at: [12:30:00.5]", r"^f:1: YAML reads 12:30:00.5 as 45000.5"),
         ("a: [", r"^f is not YAML"),
+        ("[" * 5000, r"^f: lists or mappings within one another, too deep"),
         ("day: !!timestamp 2026-02-31", r"^f is not YAML: day"),
     ],
 )
@@ -58,9 +59,14 @@ def test_anchors_and_merges_may_repeat_a_key() -> None:
         ("1e-3s", "1e-3s"),
         ("2025-06-18", "2025-06-18"),
         ("2025-06-18T10:30:00Z", "2025-06-18T10:30:00Z"),
+        ("yes", "yes"),
+        ("No", "No"),
+        ("off", "off"),
+        ("true", True),
+        ("False", False),
     ],
 )
-def test_a_number_with_an_exponent_is_one_and_a_date_is_a_text_as_in_json(text: str, value: object) -> None:
+def test_numbers_dates_and_truth_values_are_those_of_json(text: str, value: object) -> None:
     data = read_yaml(f"settings: {{a: {text}}}", "f")
     assert data == {"settings": {"a": value}} and type(data["settings"]["a"]) is type(value)
 
