@@ -15,6 +15,7 @@ from stores.settings import Settings
 from stores.types import FILTERS
 
 DOTTED_PATH = re.compile(r"[\w.]+:\w+")
+GROUP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 RELATIVE_DATABASE = re.compile(r"sqlite[^:]*:///(?!/)")
 
 
@@ -22,9 +23,13 @@ RELATIVE_DATABASE = re.compile(r"sqlite[^:]*:///(?!/)")
 
 
 def agents_have_one_group(config: RunSections) -> None:
-    """No agent is mapped to two model groups."""
+    """No agent is mapped to two model groups, whose names can be those of folders and apps."""
     owner: dict[str, str] = {}
     for group, settings in config.model_groups.items():
+        if GROUP_NAME.fullmatch(group) is None:
+            raise ValueError(
+                f"model_groups: {group!r} is to name a folder and an app: give letters, digits, '_' and '-', a letter or digit first"
+            )
         for agent in settings.agents:
             if agent in owner:
                 raise ValueError(f"agent {agent!r} is mapped to two model groups, {owner[agent]!r} and {group!r}")

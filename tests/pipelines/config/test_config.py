@@ -77,6 +77,10 @@ def begun_from(folder: str) -> dict[str, Any]:
             {"train.loss": {"kl_in_loss_estimator": "k1"}},
             r"kl_in_loss_estimator: k1 in the loss has a gradient of mean zero",
         ),
+        *(
+            ({f"model_groups.{name}": {"agents": ["other"]}}, rf"model_groups: '{name}' is to name a folder and an app")
+            for name in ("a/b", "a b", "-a", "ä")
+        ),
         ({"train.loss": {"reference_every": 5}}, r"loss\.reference_every needs a KL"),
         (
             {"pool": "shared", "serve.gpus": 0.5},
