@@ -236,18 +236,17 @@ class JsonKeys:
         return self.names
 
     def parse(self, text: str) -> Parsed:
-        """Reads the object; a missing or empty key is a fault, further keys are not."""
-        bare = text.strip()
-        if bare.startswith("```"):
-            bare = bare.removeprefix("```").removeprefix("json")
-        data = json_object(bare.removesuffix("```"))
+        """Reads the object, after a model's thoughts; these and a missing or empty key are a fault, further keys are not."""
+        fault, data = "", _json_in(text)
+        if data is None:
+            fault, data = "text outside the JSON object: thoughts", _json_in(after_thinking(text))
         if data is None:
             return Parsed(fields=dict.fromkeys(self.names, ""), fault="no JSON object")
         values = {name: self._value(data.get(name)) for name in self.names}
         missing = [name for name in self.names if values[name] in (None, "", [], {})]
         return Parsed(
             fields={name: "" if name in missing else _as_text(value) for name, value in values.items()},
-            fault=f"key {missing[0]!r} is missing or empty" if missing else "",
+            fault=f"key {missing[0]!r} is missing or empty" if missing else fault,
             data={name: value for name, value in values.items() if name not in missing},
         )
 
@@ -255,6 +254,13 @@ class JsonKeys:
         if isinstance(value, list):
             return [item for item in value if item not in (None, "")][: self.max_items]
         return value.strip() if isinstance(value, str) else value
+
+
+def _json_in(text: str) -> dict[str, Any] | None:
+    bare = text.strip()
+    if bare.startswith("```"):
+        bare = bare.removeprefix("```").removeprefix("json")
+    return json_object(bare.removesuffix("```"))
 
 
 @dataclass(frozen=True, slots=True)

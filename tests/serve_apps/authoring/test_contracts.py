@@ -80,6 +80,14 @@ def test_half_of_a_surrogate_pair_which_no_next_agent_could_read_is_a_fault() ->
     assert JsonKeys("n").parse(r'{"n": "\ud83d\ude00 \u00e9"}').fields == {"n": "\N{GRINNING FACE} é"}
 
 
+def test_an_object_is_read_behind_thoughts_which_are_a_fault_and_may_itself_speak_of_them() -> None:
+    thought = JsonKeys("n").parse('<think>{"n": 1}?</think>\n```json\n{"n": 2}\n```')
+    assert (thought.data, thought.fault) == ({"n": 2}, "text outside the JSON object: thoughts")
+    spoken = JsonKeys("n").parse('{"n": "<think>hm</think> 2"}')
+    assert (spoken.fields, spoken.fault) == ({"n": "<think>hm</think> 2"}, "")
+    assert JsonKeys("n").parse('<think>{"n": 1}').fault == "no JSON object"
+
+
 @pytest.mark.parametrize("number", ["1" * 10_000, "NaN", "-Infinity", "1e999"])
 def test_a_number_that_json_or_python_has_not_is_a_fault_and_no_error(number: str) -> None:
     assert JsonKeys("n").parse(f'{{"n": {number}}}').fault == "no JSON object"
