@@ -226,8 +226,12 @@ def shared_gpus_have_room_for_both(config: RunSections) -> None:
                 f"serve.num_replicas = {serve.num_replicas} engines, or of train.num_workers = {train.num_workers}, on one GPU: give an engine "
                 "more than half of it and a worker more than half of the rest, e.g. 0.6 and 0.4"
             )
-    num_engines = sum(config.serve_config(group).num_replicas for group in config.model_groups)
-    num_workers = sum(config.train_config(group).num_workers for group in config.model_groups)
+    groups = [group for group in config.model_groups if config.serve_config(group).gpus]
+    # Adapters of one base have its engines in common.
+    num_engines = sum(
+        {config.weights_name(group): config.serve_config(group).num_replicas for group in groups}.values()
+    )
+    num_workers = sum(config.train_config(group).num_workers for group in groups)
     if num_workers > num_engines:
         raise ValueError(
             f"pool: shared: train.num_workers of all model groups add up to {num_workers}, but each takes the GPU of an engine, and "

@@ -283,7 +283,7 @@ def _counts_others(run: Run) -> bool:
 
 def _tasks_sha256(run: Run) -> str:
     files = run.config.tasks.train.files
-    return sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest() if files else ""
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest() if files else ""
 
 
 def _name(claim: str) -> str:

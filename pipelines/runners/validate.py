@@ -298,8 +298,14 @@ def _check_choices(config: RunConfig, group: str, workflow: Workflow) -> None:
 
 
 def _check_packing(config: RunConfig, group: str, shape: dict[str, Any]) -> list[str]:
-    """Returns a line where rows are padded because of the model; ValueError where they should be packed all the same."""
-    pack, reason = config.train_config(group).rows.pack, why_windowed(shape)
+    """Returns a line where rows are padded because of the model; ValueError where they should be packed, or shared, all the same."""
+    train, reason = config.train_config(group), why_windowed(shape)
+    pack, size, heads = train.rows.pack, train.deepspeed.sequence_parallel, shape.get("num_attention_heads") or 0
+    if size > 1 and (reason or heads % size):
+        raise ValueError(
+            f"model_groups.{group}: train.deepspeed.sequence_parallel = {size}, but {reason or f'the model has {heads} attention heads'}: "
+            "workers cannot share its sequences"
+        )
     if not reason or pack is False:
         return []
     if pack is True:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from itertools import combinations_with_replacement, islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.config.sections import TaskSourceConfig
@@ -50,12 +51,13 @@ def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Chec
     answered: dict[int, tuple[str, frozenset[int]]] = {}
     for at, task in located:
         content = hash(_as_json(task, at))
+        is_known = task.task_id in first
         other, seen = first.setdefault(task.task_id, (at, content))
-        if other != at and seen != content:
+        if seen != content:
             raise ValueError(
                 f"{at}: task id {task.task_id!r} was used before, at {other}: drop one of the two, or give each row its own `id`"
             )
-        if other != at:
+        if is_known:  # perhaps at the same place: a file may be named twice
             num_repeated += 1
             continue
         if task.answers:
@@ -108,14 +110,21 @@ def _generated(source: TaskSourceConfig, section: str, seed: int) -> Iterator[tu
 
 
 def _filed(source: TaskSourceConfig, section: str) -> Iterator[tuple[str, Task]]:
+    files = set(source.files)
     tasks = (
-        (at, read_task(row, at, path.stem, is_one_of_several=len(source.files) > 1))
+        (at, read_task(row, at, _source_name(path, files), is_one_of_several=len(files) > 1))
         for path in source.files
         for at, row in read_rows(path, f"tasks.{section}")
     )
     part = source.split or section
     mine = ((at, task) for at, task in tasks if not source.shares or _part(task, source.shares) == part)
     yield from islice(mine, source.count)
+
+
+def _source_name(path: Path, files: Collection[Path]) -> str:
+    """Returns the name of a file, with that of its folder where another file has the same: gsm8k/train, math/train."""
+    is_unique = [file.stem for file in files].count(path.stem) == 1
+    return path.stem if is_unique else "/".join(path.with_suffix("").parts[-2:])
 
 
 def _part(task: Task, shares: Mapping[str, float]) -> str:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from train_loops.rows.batching import Batch, collate_turns
-from train_loops.rows.packed_attention import install, refuse_unpackable, refuse_unshareable
+from train_loops.rows.packed_attention import install, refuse_unpackable, refuse_unshareable, telling
 from train_loops.signal.losses import at_least_float32
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ def hidden_states(trunk: PreTrainedModel, batch: Batch) -> torch.Tensor:
         positions = torch.arange(length, device=token_ids.device)[None].expand_as(token_ids)
         laid["position_ids"] = shared.part_of(laid.get("position_ids", positions), dim=1)
         laid["shared"], token_ids = shared, shared.part_of(token_ids, dim=1)
-    hidden = trunk(input_ids=token_ids, use_cache=False, **laid).last_hidden_state
+    with telling(bool(laid)):
+        hidden = trunk(input_ids=token_ids, use_cache=False, **laid).last_hidden_state
     if shared is not None:
         hidden = shared.gathered(hidden, dim=1)[:, :length]
     hidden = hidden.flatten(0, 1)

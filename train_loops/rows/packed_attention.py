@@ -7,7 +7,9 @@ works in every model whose attention goes through that interface, with gradient 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from math import lcm
 from types import SimpleNamespace
@@ -27,6 +29,8 @@ PACKED_ATTENTION = "troupe_packed"
 """Name of the attention function in transformers."""
 LENGTH_STEP = 16
 """Segments attend in one call, padded to one length, if their lengths are equal when rounded up to a multiple of this."""
+_is_told: ContextVar[bool] = ContextVar("is_told", default=False)
+"""Whether the attention of the model that runs must know `families` or `shared`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,16 @@ def install(model: PreTrainedModel) -> None:
     model.set_attn_implementation(PACKED_ATTENTION)
 
 
+@contextmanager
+def telling(is_told: bool) -> Iterator[None]:
+    """Has a model fail inside whose layers do not pass on to their attention what they are told, as some of transformers do not."""
+    token = _is_told.set(is_told)
+    try:
+        yield
+    finally:
+        _is_told.reset(token)
+
+
 def refuse_unpackable(model: PreTrainedModel) -> None:
     """Raises ValueError for a model that cannot compute packed rows."""
     if reason := why_not_packed(model):
@@ -129,15 +143,27 @@ def _packed_attention(
 
     Without `families` the arguments are [B, heads, T, D], of rows padded on the right. Where sequences are `shared`, T is this worker's part.
     """
+    is_plain = families is None and shared is None
+    if _is_told.get() and (is_plain or attention_mask is not None):
+        reason = "its layers do not say which rows there are" if is_plain else "it has a mask of its own"
+        raise ValueError(
+            f"{type(module).__name__} cannot compute packed rows or parts of rows: {reason}; set train.rows.pack: false and "
+            "train.deepspeed.sequence_parallel: 1"
+        )
     if shared is not None:
         # Keys and values of fewer heads than workers are repeated, until each worker has one.
         num_kv_heads = lcm(key.shape[1], shared.size)
         key, value = (x.repeat_interleave(num_kv_heads // x.shape[1], dim=1) for x in (key, value))
-        parted = SimpleNamespace(num_key_value_groups=query.shape[1] // num_kv_heads, is_causal=module.is_causal)
+        parted = SimpleNamespace(
+            num_key_value_groups=query.shape[1] // num_kv_heads, is_causal=getattr(module, "is_causal", True)
+        )
 
         def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-            return _packed_attention(parted, query, key, value, attention_mask, families, **settings)[0]
+            with telling(False):
+                attended, _ = _packed_attention(parted, query, key, value, attention_mask, families, **settings)
+            # The parts of shared sequences are equally long: behind the rows may be tokens of none.
+            return F.pad(attended, (0, 0, 0, 0, 0, query.shape[2] - attended.shape[1]))
 
         return shared.attend(attention, *(x.transpose(1, 2) for x in (query, key, value))), None
     if families is None:
@@ -153,9 +179,7 @@ def _packed_attention(
             mask = torch.ones(length, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - length)[None, None]
         parts = (_pick(q, family.queries), _pick(k, family.keys), _pick(v, family.keys))
         outputs.append(sdpa_attention_forward(module, *parts, mask, **settings)[0].flatten(0, 1))
-    attended = torch.cat(outputs).index_select(0, families.outputs)[None]
-    # The parts of shared sequences are equally long: behind the rows may be tokens of none.
-    return F.pad(attended, (0, 0, 0, 0, 0, query.shape[2] - attended.shape[1])), None
+    return torch.cat(outputs).index_select(0, families.outputs)[None], None
 
 
 def _pick(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,11 @@ nothing is scored.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from string import Formatter
 from typing import Any, Literal
@@ -48,6 +50,7 @@ class JudgedOutcome(OutcomeShare):
         api_key_env: str = "",
         at_once: Count = 16,
         timeout_s: Positive = 120.0,
+        max_tokens: Count = 1024,
         share: Literal["full", "split"] = "full",
         format_weight: NotNegative = 0.0,
         sharing: Sequence[AgentName] = (),
@@ -64,6 +67,7 @@ class JudgedOutcome(OutcomeShare):
         api_key_env: the variable of the environment with its key; empty: none is sent.
         at_once: requests at a time.
         timeout_s: of a request.
+        max_tokens: of an answer; a judge that thinks needs more.
         share, format_weight, sharing: see `OutcomeShare`.
         """
         super().__init__(share=share, format_weight=format_weight, sharing=sharing)
@@ -82,6 +86,7 @@ class JudgedOutcome(OutcomeShare):
             highest=highest,
             at_once=at_once,
             timeout_s=timeout_s,
+            max_tokens=max_tokens,
         )
         self._labelled = _read_labels(Path(labels))
         self.identity = sha256(Path(labels).read_bytes()).hexdigest()
@@ -89,7 +94,8 @@ class JudgedOutcome(OutcomeShare):
     @cached_property
     def agreement(self) -> float:
         """Asks the judge about the labelled answers."""
-        scores = result_of(self.judge.scores_of([self._prompt(**row) for row, _ in self._labelled]))
+        prompts = [self._prompt(**row) for row, _ in self._labelled]
+        scores = result_of(self.judge.scores_of(prompts, may_refuse=False))
         labels = [label for _, label in self._labelled]
         # A judge that gives all the same score orders nothing: of constants somersd is not defined.
         return (float(somersd(labels, scores).statistic) + 1) / 2 if len(set(scores)) > 1 else 0.5
@@ -98,7 +104,7 @@ class JudgedOutcome(OutcomeShare):
         """Returns the judge's agreement with the labels; ValueError where it is too low."""
         self._check_agreement()
         return [
-            f"judge {self.judge.model} at {self.judge.url}: agreement {self.agreement:.2f} with {len(self._labelled)} labels "
+            f"judge {self.judge.model} at {self.judge.shown}: agreement {self.agreement:.2f} with {len(self._labelled)} labels "
             f"(0.5: chance; credit.settings.min_agreement = {self.min_agreement:g})"
         ]
 
@@ -128,8 +134,9 @@ class JudgedOutcome(OutcomeShare):
         return self._prompt(task=trace.task.prompt, answer=trace.answer, references=trace.task.answers)
 
     def _prompt(self, *, task: str, answer: str, references: Sequence[str] = ()) -> str:
-        # What a team writes must not end its part of the prompt.
-        answer = answer.replace("</answer", "< /answer")
+        # What a team writes must not end its part of the prompt, nor be a score where the judge repeats it.
+        answer = re.sub(r"<(?=\s*/?\s*(answer|score)\b)", "< ", answer, flags=re.IGNORECASE)
+        answer = answer.encode(errors="replace").decode()  # a model may write half of a surrogate pair
         return self.prompt.format(
             task=task, answer=answer, references="; ".join(references), highest=f"{self.judge.highest:g}"
         )
@@ -140,18 +147,25 @@ def _read_labels(path: Path) -> list[tuple[dict[str, Any], float]]:
     if not path.is_file():
         raise ValueError(f"credit.settings.labels: {path} is no file: give JSONL rows with task, answer, label")
     labelled = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(
+        path.read_text(encoding="utf-8").split("\n"), 1
+    ):  # a text may have other ends of lines
         if not line.strip():
             continue
         try:
             row = json.loads(line)
             label, fields = float(row["label"]), {"task": row["task"], "answer": row["answer"]}
             references = row.get("references", [])
+            fields["references"] = [references] if isinstance(references, str) else references
+            if not isfinite(label) or not all(
+                isinstance(x, str) for x in (row["task"], row["answer"], *fields["references"])
+            ):
+                raise TypeError("task, answer and references are texts, label is a number")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
                 f'{path}:{number}: {type(error).__name__}: {error}: write {{"task": "...", "answer": "...", "label": 1}}'
             ) from None
-        labelled.append(({**fields, "references": [references] if isinstance(references, str) else references}, label))
+        labelled.append((fields, label))
     if len(labelled) < MIN_LABELS or len({label for _, label in labelled}) < 2:
         raise ValueError(
             f"{path}: {len(labelled)} labels of {len({label for _, label in labelled})} values: give at least {MIN_LABELS}, good and bad "

@@ -103,6 +103,11 @@ def begun_from(folder: str) -> dict[str, Any]:
             r"train\.num_workers of all model groups add up to 6, but .* serve\.num_replicas add up to 2",
         ),
         (
+            {"pool": "shared", "serve.gpus": 0.6, "train": {"gpus_per_worker": 0.4, "lora": {"rank": 8}}}
+            | {f"model_groups.{group}.base": "base" for group in DEMO["model_groups"]},
+            r"train\.num_workers of all model groups add up to 2, but .* serve\.num_replicas add up to 1",
+        ),
+        (
             {"pool": "shared", "serve.gpus": 0.5, "train.gpus_per_worker": 0.5, "serve.tensor_parallel_size": 2},
             r"serve\.tensor_parallel_size = 2: Ray gives an engine several GPUs only as a whole",
         ),
@@ -454,6 +459,10 @@ def test_what_changes_results_changes_the_identity_and_what_does_not_does_not() 
 def test_no_unknown_key_is_ever_taken(key: str) -> None:
     with pytest.raises(ValueError, match=f"unknown key '{key}'"):
         parse_config(changed({key: 1}), "run.yaml")
+
+
+def test_workers_without_gpus_take_no_engines_gpu() -> None:
+    assert parse_config(changed({"pool": "shared", "train.num_workers": 2}), "run.yaml").pool == "shared"
 
 
 def test_a_key_that_was_a_setting_once_is_refused_in_a_file_and_a_stored_run_goes_on(tmp_path: Path) -> None:

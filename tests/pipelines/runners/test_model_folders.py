@@ -384,6 +384,9 @@ def test_rows_of_a_model_with_windows_are_padded_and_packing_them_is_refused(tmp
     other = write_model(tmp_path / "qwen", "qwen")
     assert not any("packed" in line for line in check(config_of(other, **{"train.rows.pack": True})))
     assert json.loads(config_of(other).model_dump_json())["train"]["rows"]["pack"] == "auto"
+    for model, said in ((folder, "sliding_attention"), (other, r"the model has \d+ attention heads")):
+        with pytest.raises(ValueError, match=rf"sequence_parallel = 3, but .*{said}: workers cannot share"):
+            check(config_of(model, **{"train.num_workers": 3, "train.deepspeed.sequence_parallel": 3}))
 
 
 @pytest.mark.nightly

@@ -130,6 +130,19 @@ def test_several_files_make_a_set_in_which_each_is_a_source(tmp_path: Path) -> N
         load_tasks(source, section="train", seed=0)
 
 
+def test_files_of_one_name_are_told_apart_by_their_folders_and_one_named_twice_is_read_once(tmp_path: Path) -> None:
+    files = []
+    for name in ("gsm8k", "math"):
+        files.append(tmp_path / name / "train.jsonl")
+        files[-1].parent.mkdir()
+        files[-1].write_text(json.dumps({"id": 0, "question": f"{name}?", "answer": "1"}))
+    tasks = load_tasks(TaskSourceConfig(path=tuple(map(str, files))), section="train", seed=0)
+    assert [task.source for task in tasks] == ["gsm8k/train", "math/train"]
+    assert len({task.task_id for task in tasks}) == 2
+    twice = load_tasks(TaskSourceConfig(path=(str(files[0]), str(files[0]))), section="train", seed=0)
+    assert [(task.task_id, task.source) for task in twice] == [("0", "train")]
+
+
 READER = """
 import sys
 from pipelines.config.sections import TaskSourceConfig

@@ -12,6 +12,7 @@ from chained_samples import chained_samples, sample
 from tiny_policy import policy
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma3Config,
     MistralConfig,
@@ -53,6 +54,20 @@ def test_packed_rows_lie_end_to_end_with_positions_from_zero() -> None:
     assert (batch.predictors.tolist(), batch.targets.tolist()) == ([1, 2, 5, 7], [3, 4, 7, 9])
     assert (batch.row_of_token.tolist(), batch.rows) == ([0, 0, 1, 2], (2, 0, 1))
     assert batch.num_tokens == batch.token_ids.numel() == 9
+
+
+@pytest.mark.parametrize(
+    ("family", "said"), [("nemotron", "do not say which rows there are"), ("doge", "has a mask of its own")]
+)
+def test_a_model_whose_attention_does_not_hear_of_rows_fails(family: str, said: str) -> None:
+    """Both go through transformers' AttentionInterface."""
+    scorer = PolicyScorer(AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL)))
+    assert not why_not_packed(scorer.model)
+    completion_logprobs(scorer, collate(chained_samples(), [(7, 8), (9,)]))
+    with pytest.raises(
+        ValueError, match=rf"Attention cannot compute packed rows .*{said}; set train\.rows\.pack: false"
+    ):
+        completion_logprobs(scorer, packed([(7, 8), (9,)]))
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from pipelines.run.kept_weights import (
     DEPLOYED_FILE,
     checkpoint_files,
     drop_unneeded,
+    maintained_versions,
     needed_versions,
     version_of_checkpoint,
 )
@@ -489,3 +490,19 @@ def test_where_iterations_overlap_the_versions_that_sample_those_to_come_stay(ru
     assert needed_versions(lagging)[GROUP] == champions | {5, 6}, "iterations 8 and 9 are sampled by 5 and 6"
     lagging.journal.pin_value(run.run_id, RunValue.PARENTS.of(8), {GROUP: 1})
     assert needed_versions(lagging)[GROUP] == champions | {5, 6, 1}, "what a decision of the gate named"
+
+
+def test_what_the_kl_terms_of_training_to_come_compare_with_stays(
+    run: Run, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(run, play, 7)
+    lagging = Run(run.config.model_copy(update={"loop": run.config.loop.model_copy(update={"max_lag": 2})}))
+    lagging.journal.pin_value(run.run_id, RunValue.PARENTS.of(8), {GROUP: 2})
+    manifest = lagging.weights.manifest
+    compared = {2: 1, 3: 2}
+    monkeypatch.setattr(
+        lagging.weights, "manifest", lambda ref: replace(manifest(ref), reference=compared.get(ref.version, 0))
+    )
+    rows = lagging.journal.stages(run.run_id)
+    assert {1, 2} <= needed_versions(lagging)[GROUP], "of the version that iteration 8 trains from"
+    assert {1, 2} <= maintained_versions(lagging, rows, 6)[GROUP]
