@@ -237,7 +237,6 @@ class Layout:
         """Args: samples: all rows of the job; microbatch_tokens: see `TrainConfig`; pad_id: any token id; can_pack: whether
         the model computes packed rows, for `rows.pack: auto`; sequence_parallel: workers that compute a row together."""
         self._shared = shared_sequences(sequence_parallel)
-        self._num_sharing = sequence_parallel
         self._samples, self._rows, self._pad_id = samples, rows, pad_id
         self._microbatch_tokens = microbatch_tokens
         self._pack = can_pack if rows.pack == "auto" else rows.pack
@@ -269,6 +268,7 @@ class Layout:
         return unique_shares(self._samples, self._chains)
 
     def _plan(self, chains: Sequence[Chain], *, num_minibatches: int, seed: int) -> list[list[list[Chain]]]:
+        num_sharing = 1 if self._shared is None else self._shared.size
         return plan(
             chains,
             [len(s.token_ids) for s in self._samples],
@@ -277,8 +277,8 @@ class Layout:
             merge=self._rows.merge,
             pack=self._pack,
             order=self._order,
-            num_workers=dist.get_world_size() // self._num_sharing,
-            rank=dist.get_rank() // self._num_sharing,
+            num_workers=dist.get_world_size() // num_sharing,
+            rank=dist.get_rank() // num_sharing,
             seed=seed,
         )
 
