@@ -55,7 +55,7 @@ def with_own(paths: Iterable[str], *, guards: Collection[str] = ()) -> Figures:
                 f"{place}: {path!r} cannot be a guard, because the episodes of the gate have no rewards: give it `of_episode`, or drop "
                 f"its `guard` and promote.guards.{figure.name}"
             )
-        if figure.of_episode is not None and figure.compared_by == "ratio" and not figure.least > 0:
+        if figure.compared_by == "ratio" and not figure.least > 0:
             raise ValueError(
                 f"{place}: {path!r} is compared by its ratio and has no `least`, so that nothing would be worse than a usual value of 0: give it "
                 'the least amount that counts as usual, in its unit, or compared_by="difference"'
@@ -78,7 +78,8 @@ def figures_of(
 ) -> dict[str, float]:
     """Returns the watched figures of one episode, those of its agents as `<figure>/<agent>`.
 
-    One that is no outcome of the policy has `failure_share` and no other: it says nothing about the team.
+    One that is no outcome of the policy has `failure_share` and no other: it says nothing about the team. ValueError, with its name,
+    where a figure is no finite number, or one that is compared by its ratio is negative.
     """
     if not trace.is_outcome:
         figures = {name: figure for name, figure in figures.items() if name == FAILURES}
@@ -97,6 +98,13 @@ def figures_of(
     if trace.is_outcome and feedback is not None:
         values[FEEDBACK] = feedback
     numbers = {name: number_of(name, value) for name, value in values.items()}
+    for name, value in numbers.items():
+        figure = figure_of(name, figures)
+        if figure.compared_by == "ratio" and value + figure.least <= 0:
+            raise ValueError(
+                f"figure {name} of an episode is {value:g}, and no ratio of such values says anything: return an amount that is not negative, "
+                'or give the figure compared_by="difference"'
+            )
     return {name: value for name, value in numbers.items() if not math.isnan(value)}
 
 

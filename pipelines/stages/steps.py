@@ -216,7 +216,8 @@ def _send_points(run: Run, iteration: int) -> None:
     last = iteration + run.config.loop.max_lag  # so far iterations may overlap
     rows = [row for k in range(iteration - 1, last + 1) for row in run.journal.stages(run.run_id, k)]
     champion = champion_version(run)
-    tell(Observer.stages, rows, has_latest=True)
+    # A stage of an earlier iteration that somebody does again does not turn the run back.
+    tell(Observer.stages, rows, has_latest=not run.journal.stages(run.run_id, last + 1))
     if champion is not None:
         tell(Observer.champion, run.run_id, champion)
 

@@ -10,7 +10,7 @@ gone from the disk, too, with the first or second call that is `READER_GRACE` la
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import ClassVar
@@ -112,10 +112,18 @@ class ServedStore(TraceStore):
             (trace, newest[trace.episode_id]) for trace in sorted(traces, key=lambda t: (t.started_at, t.episode_id))
         ]
 
-    def served_since(self, since: float, *, limit: int) -> list[Trace]:
-        """Returns the newest episodes begun after then (Unix seconds), at most `limit`."""
-        newest = self.newest_episodes(limit=limit)
-        ids = [row["episode_id"] for row in newest if row["started_at"] > since]
+    def served_since(
+        self, since: float, *, team: str, version: int, limit: int, but: Collection[str] = ()
+    ) -> list[Trace]:
+        """Returns the newest answers of a team version begun after then (Unix seconds), at most `limit`, however many other teams gave.
+
+        Args: but: ids that are left out.
+        """
+        columns = ["episode_id", "started_at", "outcome_metadata"]
+        found = self._tables.scan("episodes", f"started_at > {since}", columns).to_pylist()
+        new = [row for row in found if row["episode_id"] not in but and _is_by(row["outcome_metadata"], team, version)]
+        new.sort(key=lambda row: (-row["started_at"], row["episode_id"]))
+        ids = [row["episode_id"] for row in new[:limit]]
         return self._find(f"episode_id IN ({quoted(ids)})", limit=len(ids)) if ids else []
 
     def served(self, episode_id: str) -> Trace | None:
@@ -126,8 +134,7 @@ class ServedStore(TraceStore):
     def kept_of(self, team: str, version: int) -> int:
         """Counts the stored answers of a team version."""
         column = self._tables.scan("episodes", "", ["outcome_metadata"])["outcome_metadata"]
-        served = (json.loads(text).get(SERVED, {}) for text in column.to_pylist())
-        return sum((about.get("team"), about.get("team_version")) == (team, version) for about in served)
+        return sum(_is_by(text, team, version) for text in column.to_pylist())
 
     def drop_before(self, time_s: float) -> int:
         """Removes episodes begun before then (Unix seconds), with their feedback; returns how many.
@@ -163,3 +170,9 @@ class ServedStore(TraceStore):
             newest_then = max((version for version in ages if ages[version] >= READER_GRACE), default=0)
             # Lance keeps the newest version whatever its age, so that it needs no margin.
             self.compact(drop_before={name: newest_then}, margin_s=0 if newest_then == max(ages) else MARGIN_S)
+
+
+def _is_by(metadata: str, team: str, version: int) -> bool:
+    """Says whether this version of a team gave the answer with this `outcome_metadata`."""
+    about = json.loads(metadata).get(SERVED, {})
+    return (about.get("team"), about.get("team_version")) == (team, version)

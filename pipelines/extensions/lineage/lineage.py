@@ -14,10 +14,11 @@ from typing import Any
 from pipelines.cluster.owner_links import owner_links
 from pipelines.episodes.from_service import copy_id, has_store, taken_ids
 from pipelines.run.run import Run, plain
+from stores.journal.run_values import RunValue
 from stores.journal.stage_results import Collected, Evaluated, Scored
 from stores.registry.team import Team, TeamVersion
 from stores.traces.served import ServedStore
-from stores.types import SERVED, EpisodeRewards, ModelVersionRef, Purpose, Trace
+from stores.types import SERVED, EpisodeRewards, ModelVersionRef, Trace
 from stores.weights.manifest import REMOVED, Manifest
 from train_loops.rows.samples import Funnel
 from train_loops.signal.baselines import sibling_turns
@@ -69,7 +70,6 @@ def lineage_of_episode(run: Run, episode_id: str) -> dict[str, Any]:
     Raises ValueError for an unknown episode.
     """
     trace = run.traces.get_trace(episode_id, run_id=run.run_id)
-    learns = trace.purpose is Purpose.TRAIN and trace.run_id == run.run_id
     return {
         "episode": {
             "episode_id": trace.episode_id,
@@ -80,19 +80,19 @@ def lineage_of_episode(run: Run, episode_id: str) -> dict[str, Any]:
             "policy_versions": dict(trace.policy_versions),
             "answer": trace.outcome_metadata.get(SERVED, {}).get("trace_id"),
         },
-        **(shaped_by_episode(run, trace) if learns else {"trained": {}, "teams": []}),
+        **shaped_by_episode(run, trace),
     }
 
 
 def shaped_by_episode(run: Run, trace: Trace) -> dict[str, Any]:
-    """What its iteration made of one of its episodes: {"trained", "teams"}; both empty where no trainer had a row of it."""
-    trained: dict[str, list[int]] = {}
-    iteration = trace.iteration
-    results = run.iteration(iteration).find_trained() if _is_pinned(run, trace) else {}
-    rewards = _rewards(run, trace)
-    for group, result in results.items():
-        if result.model.version == iteration and _has_rows(run, trace, rewards, group):
-            trained[group] = [iteration, *_descendants(run, group, iteration)]
+    """What the run made of an episode, its own or another run's: {"trained", "teams"}; both empty where no trainer had a row of it."""
+    shaped: dict[str, set[int]] = {}
+    for iteration in _trained_on(run, trace):
+        rewards = _rewards(run, trace, iteration)
+        for group, result in run.iteration(iteration).find_trained().items():
+            if result.model.version == iteration and _has_rows(run, trace, rewards, group, iteration):
+                shaped.setdefault(group, set()).update([iteration, *_descendants(run, group, iteration)])
+    trained = {group: sorted(versions) for group, versions in shaped.items()}
     teams = [
         {"version": team.version, "aliases": team.aliases, "policy_versions": dict(team.policy_versions)}
         for team in run.registry.versions(run.team_name)
@@ -165,35 +165,47 @@ def _iteration(run: Run, number: int) -> dict[str, Any]:
     }
 
 
-def _is_pinned(run: Run, trace: Trace) -> bool:
-    """Whether trainers were given the episode's group."""
-    collected = run.iteration(trace.iteration).find(Collected)
-    return collected is not None and trace.group_id not in collected.traces.excluded_groups
+def _trained_on(run: Run, trace: Trace) -> list[int]:
+    """Returns the iterations whose trainers were given the episode's group: its own, and those that have their traces from elsewhere."""
+    name_of = {number: RunValue.SOURCE.of(number) for number in range(1, run.config.iterations + 1)}
+    elsewhere = run.journal.values(run.run_id, name_of.values())
+    found = []
+    for number in sorted({trace.iteration, *(k for k, name in name_of.items() if name in elsewhere)}):
+        collected = run.iteration(number).find(Collected)
+        pinned = None if collected is None else collected.traces
+        if (
+            pinned is not None
+            and (trace.run_id, trace.iteration, trace.purpose, trace.team_key)
+            == (pinned.run_id, pinned.iteration, pinned.purpose, pinned.team_key)
+            and trace.group_id not in pinned.excluded_groups
+        ):
+            found.append(number)
+    return found
 
 
-def _rewards(run: Run, trace: Trace) -> EpisodeRewards | None:
-    """Returns the rewards that the episode's iteration trained with."""
-    scored = run.iteration(trace.iteration).find(Scored)
+def _rewards(run: Run, trace: Trace, iteration: int) -> EpisodeRewards | None:
+    """Returns the rewards that an iteration trained with."""
+    scored = run.iteration(iteration).find(Scored)
     if scored is None:
         return None
     every = run.traces.rewards_of(trace.episode_id, run_id=trace.run_id, iteration=trace.iteration)
     return next((rewards for rewards in every if rewards.credit_version == scored.rewards.credit_version), None)
 
 
-def _has_rows(run: Run, trace: Trace, rewards: EpisodeRewards | None, group: str) -> bool:
+def _has_rows(run: Run, trace: Trace, rewards: EpisodeRewards | None, group: str, iteration: int) -> bool:
     """Whether the trainer of a model group had a row of the episode, by the rules of `train_loops.rows.samples`."""
     settings = run.config.train_config(group)
-    turns = _sibling_turns(run, trace) if settings.estimator.variants else ()
+    turns = _sibling_turns(run, trace, iteration) if settings.estimator.variants else ()
     funnel = Funnel(model_group=group, train_mixed_versions=settings.train_mixed_versions)
     funnel.see(trace, rewards, sibling_turns=turns)
     return any(counts["scored"] for counts in funnel.counts.values())
 
 
-def _sibling_turns(run: Run, trace: Trace) -> Collection[int]:
+def _sibling_turns(run: Run, trace: Trace, iteration: int) -> Collection[int]:
     """Returns the turns of a variant that train; none of an episode that is no variant, whose turns all do."""
     if not trace.variant:
         return ()
-    pinned = run.traces.read_traces(run.iteration(trace.iteration).collected.traces)
+    pinned = run.traces.read_traces(run.iteration(iteration).collected.traces)
     return sibling_turns([other for other in pinned if other.group_id == trace.group_id]).get(trace.episode_id, ())
 
 

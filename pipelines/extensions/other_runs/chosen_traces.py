@@ -29,6 +29,7 @@ from stores.weights.store import WeightStore
 from stores.weights.weight_cache import fetch
 
 if TYPE_CHECKING:
+    from pipelines.config.run_config import RunConfig
     from train_loops.config import ChosenTracesConfig
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,9 @@ def chosen(
 ) -> list[Trace]:
     """What a warm start on traces learns: see `choose_traces` and `under_orchestrator`."""
     good = choose_traces(run, choice, count=count, folders=folders)
-    return under_orchestrator(good, team, choice, run_id=run.run_id, seed=run.config.seed)
+    learnt = under_orchestrator(good, team, choice, run_id=run.run_id, seed=run.config.seed)
+    _check_agents(run.config, choice, learnt)
+    return learnt
 
 
 def choose_traces(run: Run, choice: ChosenTracesConfig, *, count: int, folders: Mapping[str, Path]) -> list[Trace]:
@@ -133,6 +136,18 @@ def _check_group(group: str, traces: Sequence[Trace]) -> None:
             f"warmstart.traces: model group {group!r} has no turn in the chosen traces, they are of "
             f"{sorted(known)}: name the model groups as that run does"
         )
+
+
+def _check_agents(config: RunConfig, choice: ChosenTracesConfig, traces: Sequence[Trace]) -> None:
+    """Raises ValueError where weights would learn the turns of an agent that others play here: a model group learns those of its name."""
+    for agent, group in sorted({(turn.agent, turn.model_group) for trace in traces for turn in trace.turns}):
+        here = [name for name in config.model_groups if agent in config.agents_of(name)]
+        there = config.weights_name(group) if group in config.model_groups else ""
+        if here and there not in map(config.weights_name, here):
+            raise ValueError(
+                f"warmstart.traces: agent {agent!r} belongs to model group {group!r} in run {choice.run!r} and to {here[0]!r} here: map "
+                "agents to model groups as that run does, or use a demonstrator"
+            )
 
 
 def _check_tokenizer(choice: ChosenTracesConfig, group: str, traces: Sequence[Trace], folder: Path) -> None:

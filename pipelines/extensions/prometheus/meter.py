@@ -167,20 +167,21 @@ _meters: dict[str, Any] = {}
 """Handles of the actor by cluster."""
 
 
-def send(points: Sequence[Point], key: str = "") -> None:
+def send(points: Sequence[Point], key: str = "") -> bool:
     """Sends points to the cluster's Meter, which is started if there is none, and does not wait.
 
-    Points are dropped where this process is not connected to Ray: nobody scrapes it.
+    Points are dropped, and False is returned, where this process is not connected to Ray: nobody scrapes it.
 
     Args:
         key: names an event that may be reported twice, and is counted once.
     """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
-        return
+        return False
     cluster = ray.get_runtime_context().gcs_address
     if cluster not in _meters:
         options: dict[str, Any] = {"name": ACTOR_NAME, "namespace": NAMESPACE, "get_if_exists": True}
         options |= {"lifetime": "detached", "max_restarts": -1, "num_cpus": 0, "resources": ON_HEAD}
         _meters[cluster] = ray.remote(Meter).options(**options).remote()
     _meters[cluster].observe.remote(list(points), key)
+    return True

@@ -43,8 +43,7 @@ def send_stage_points(rows: Iterable[StageRow]) -> None:
     """Sends the points of every attempt that ended; those sent before, by whatever process, count once."""
     for row in filter(_has_ended, rows):
         key = f"{row.run_id}/{row.iteration}/{row.stage}/{row.model_group}/{row.token}/{row.started_at}"
-        if key not in _sent:
-            send(stage_points(row), key=key)
+        if key not in _sent and send(stage_points(row), key=key):
             _sent.add(key)
 
 

@@ -20,7 +20,7 @@ from serve_apps.gateway.traffic.figures import Sums, added, total
 from stores.files import is_uri, local_path
 from stores.journal.run_values import RunValue
 from stores.traces.served import ServedStore
-from stores.types import SERVED, Trace
+from stores.types import Trace
 
 LATE_S = 3600.0
 """An episode may end, and be stored, so long after one that began later."""
@@ -78,14 +78,10 @@ def _latest(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dic
 def _captured(run: Run, version: int, *, since: float, counted: Collection[str]) -> list[Trace]:
     if not is_uri(run.served_uri) and not local_path(run.served_uri).exists():
         return []
-    traces = ServedStore(run.served_uri).served_since(since, limit=watch_config(run.config).max_episodes + len(counted))
-    return [
-        trace
-        for trace in traces
-        if trace.episode_id not in counted
-        and (about := trace.outcome_metadata.get(SERVED, {})).get("team") == run.team_name
-        and about.get("team_version") == version
-    ]
+    limit = watch_config(run.config).max_episodes
+    return ServedStore(run.served_uri).served_since(
+        since, team=run.team_name, version=version, limit=limit, but=counted
+    )
 
 
 def _window_of(run: Run, traces: Sequence[Trace], version: int, *, key: str, at: float) -> Window:

@@ -36,7 +36,8 @@ def check_iteration(run: Run, iteration: int, *, at: float) -> dict[str, Any]:
     """Checks the iteration's training episodes against those of earlier iterations; see `check_windows`.
 
     The team changes with every iteration. A trend widens its own limits: what lies on a line is 1.7 standard deviations from
-    the mean of what came before, never more. What the gate compares is not checked again here.
+    the mean of what came before, never more. What the gate compares is not checked again here. An iteration on the traces of
+    another run has no figures: another team played them.
     """
     done = run.iteration(iteration)
     paid = {r.episode_id: r for r in run.traces.read_rewards(done.scored.rewards)}
@@ -45,7 +46,8 @@ def check_iteration(run: Run, iteration: int, *, at: float) -> dict[str, Any]:
         for trace in run.traces.read_traces(done.collected.traces)
         if not trace.variant and SERVED not in trace.outcome_metadata
     )
-    window = window_of(traces, key=f"{ITERATION}/{iteration}", at=at, rewards=paid, figures=run.figures)
+    own = traces if done.collected.source is None else ()
+    window = window_of(own, key=f"{ITERATION}/{iteration}", at=at, rewards=paid, figures=run.figures)
     return check_windows(run, {ITERATION: window}, kind=ITERATION, key=window.key)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from pipelines.figures.figure import Figure
 from pipelines.figures.registry import FIGURES, figure_of, figures_of, with_own
 from pipelines.stages.score import _own_figures
 from serve_apps.gateway.traffic.figures import NAMES
-from stores.types import Trace
+from stores.types import EpisodeRewards, Trace
 
 pytestmark = pytest.mark.fast
 
@@ -185,6 +186,19 @@ def test_what_is_no_figure_is_refused_where_the_config_is_read(keys: dict[str, A
 def test_a_path_that_leads_to_no_figure_is_refused_with_the_fix(own: Path, path: str, message: str | None) -> None:
     with pytest.raises(ValueError, match=message or r"has no value of an episode"):
         with_own([path])
+
+
+def test_a_ratio_of_rewards_has_a_least_value_and_none_below_zero(
+    own: Path, make_trace: MakeTrace, make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    figure = 'Figure(name="{0}", meaning="m", worse="lower", changed="c", compared_by="ratio"{1}, of_rewards=lambda r: r.outcome)'
+    own.write_text(f"{OWN}\nbare = {figure.format('bare', '')}\nearned = {figure.format('earned', ', least=0.1')}\n")
+    with pytest.raises(ValueError, match=r"'polite:bare' is compared by its ratio and has no `least`"):
+        with_own(["polite:bare"])
+    trace, figures = make_trace(), with_own(["polite:earned"])
+    assert figures_of(trace, make_rewards(trace, outcome=0.0), figures=figures)["earned"] == 0.0
+    with pytest.raises(ValueError, match=r'figure earned of an episode is -0\.3, .* compared_by="difference"'):
+        figures_of(trace, make_rewards(trace, outcome=-0.3), figures=figures)
 
 
 def test_a_guard_needs_a_value_of_the_episode(own: Path) -> None:

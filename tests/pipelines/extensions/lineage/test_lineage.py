@@ -12,9 +12,11 @@ from stage_records import collected, finish, trained
 from stored_source import Stored
 
 from pipelines.extensions.lineage.lineage import lineage_of_episode, lineage_of_team
+from pipelines.extensions.other_runs.from_run import parse_source, pin_source
 from pipelines.run.run import Run
 from pipelines.stages.promote import register_team
 from pipelines.stages.steps import run_stage
+from stores.journal.stage_results import Collected
 from stores.types import Cause, EpisodeStatus, ModelVersionRef, Purpose, Trace, TracesRef
 from stores.weights.manifest import Probe
 from tests.train_loops.synthetic_traces import GROUP, sample_traces
@@ -71,6 +73,22 @@ def test_nothing_was_trained_on_an_episode_that_no_trainer_had_a_row_of(tiny_mod
     assert learnt(run, sound, malformed) == [True, True]
     assert learnt(run, infra, author, mixed, greedy, silent) == [False] * 5
     assert team["episodes"]["scored"] == 5, "neither of those whose failure the policy did not cause"
+
+
+def test_an_episode_of_another_run_shaped_what_was_trained_on_its_traces(tiny_model: Path, tmp_path: Path) -> None:
+    other = Stored(tmp_path, tiny_model)
+    run = other.learner()
+    models = run.parents(1)
+    register_team(run, models, iteration=0, evaluation={})
+    pin_source(run, parse_source(run, "other@1", ""))
+    collected_there = run_stage(run, "collect", 1)
+    assert isinstance(collected_there, Collected)
+    score_and_train(run, models, collected_there.traces)
+    assert learnt(run, other.traces[0]) == [True]
+    sampled_before = replace(some_traces(run, 1)[0], episode_id="1-sampled", run_id=run.run_id)
+    run.traces.write_episodes([sampled_before])
+    assert learnt(run, sampled_before) == [False], "a collect that was killed had stored it"
+    assert not lineage_of_episode(other.run, other.traces[0].episode_id)["trained"], "that run has not trained yet"
 
 
 def test_versions_that_may_be_mixed_and_variants_with_siblings_are_trained_on(tiny_model: Path, tmp_path: Path) -> None:

@@ -36,9 +36,13 @@ class Other:
         self.uri, self.make_trace, self.make_rewards = str(folder / "traces"), make_trace, make_rewards
         self.store = TraceStore(self.uri)
         self.store.create()
-        WeightStore(str(folder / "weights")).commit(
+        self.commit(model, "team")
+
+    def commit(self, model: Path, group: str) -> None:
+        """Stores version 0 of a model group."""
+        WeightStore(str(Path(self.uri).with_name("weights"))).commit(
             model,
-            model_group="team",
+            model_group=group,
             version=0,
             parent=None,
             run_id="other",
@@ -47,17 +51,26 @@ class Other:
         )
 
     def play(
-        self, prompt: str, outcome: float, *, purpose: Purpose = Purpose.TRAIN, family: str | None = None
+        self,
+        prompt: str,
+        outcome: float,
+        *,
+        purpose: Purpose = Purpose.TRAIN,
+        family: str | None = None,
+        verifier: str = "team",
     ) -> Trace:
-        """Stores an episode of two turns that was paid `outcome`."""
+        """Stores an episode of two turns that was paid `outcome`; `verifier` is the model group of that agent."""
         trace: Trace = self.make_trace(run_id="other", purpose=purpose)
         ids = {"prompt_token_ids": (5, 6, 7), "completion_token_ids": (8, 2), "rollout_logprobs": (-0.5, -0.5)}
         trace = replace(
             trace,
             episode_id=f"{len(prompt)}{prompt}{purpose}",
             task=Task(task_id="t", prompt=prompt, answers=("5",), metadata={FAMILY: family}),
-            policy_versions={"team": 0},
-            turns=tuple(replace(turn, model_group="team", **ids) for turn in trace.turns),
+            policy_versions={"team": 0, verifier: 0},
+            turns=tuple(
+                replace(turn, model_group=verifier if turn.agent == "verifier" else "team", **ids)
+                for turn in trace.turns
+            ),
         )
         rewards: EpisodeRewards = self.make_rewards(trace, outcome=outcome)
         self.store.write_episodes([trace])
@@ -145,6 +158,31 @@ def test_a_warm_start_learns_the_chosen_traces(other: Other, tiny_model: Path, t
     metrics = warmstart(run).metrics
     assert metrics["team/warmstart/completion_tokens"] == 2 * 2
     assert run.weights.manifest(run.trained(0)["team"]).note == "warm start"
+
+
+def test_turns_of_an_agent_that_another_group_plays_here_are_refused(
+    other: Other, tiny_model: Path, tmp_path: Path
+) -> None:
+    trace = other.play("good", 1.0, verifier="checkers")
+    assert [turn.agent for turn in trace.turns] == ["solver", "verifier"]
+    data = learner(other, tmp_path, tiny_model).config.model_dump(mode="json", exclude_unset=True)
+    of = data["model_groups"]["team"] | {
+        "agents": [a for a in data["model_groups"]["team"]["agents"] if a != "verifier"]
+    }
+
+    def begun(team: list[str], checkers: list[str]) -> Run:
+        groups = {name: of | {"agents": agents} for name, agents in (("team", team), ("checkers", checkers))}
+        return Run(RunConfig.model_validate(data | {"model_groups": groups}))
+
+    left = [agent for agent in of["agents"] if agent != "solver"]
+    other.commit(tiny_model, "checkers")
+    run = begun(["verifier", *left], ["solver"])
+    with pytest.raises(
+        ValueError, match=r"agent 'solver' belongs to model group 'team' in run 'other' and to 'checkers' here"
+    ):
+        warmstart(run)
+    metrics = warmstart(begun(["solver", *left], ["verifier"])).metrics
+    assert metrics["checkers/warmstart/completion_tokens"] == 2
 
 
 TEAM = {

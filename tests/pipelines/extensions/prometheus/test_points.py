@@ -81,6 +81,36 @@ def test_the_end_of_an_earlier_iterations_training_does_not_turn_the_iteration_b
     assert [value for name, value, _ in sent if name == "troupe_iteration"] == [1, 2, 2]
 
 
+def test_an_old_stage_that_is_done_again_does_not_turn_the_iteration_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(sending, "send", lambda points, key="": sent.extend(points))
+    run = Run(load_config(SMALL, {"storage.root": str(tmp_path)}))
+    run.begin()
+    for k in (1, 2, 3, 1):
+        records.finish(run, k, records.collected())
+        run_stage(run, "collect", k)
+    assert [value for name, value, _ in sent if name == "troupe_iteration"] == [1, 2, 3]
+
+
+def test_a_stage_that_ended_while_no_cluster_was_there_is_sent_to_the_next(
+    rows: dict[str, StageRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+
+    def take(points: Any, key: str = "") -> bool:
+        sent.append(key)
+        return True
+
+    monkeypatch.setattr(sending, "_sent", set())
+    sending.send_stage_points(rows.values())
+    monkeypatch.setattr(sending, "send", take)
+    for _ in range(2):
+        sending.send_stage_points(rows.values())
+    assert len(sent) == len(rows)
+
+
 def test_a_train_task_of_the_whole_team_shows_every_model_group(tmp_path: Path) -> None:
     journal = Journal(f"sqlite:///{tmp_path}/journal.db")
     groups = {group: records.trained(group, 3, metrics=METRICS_OF_TRAINING) for group in ("b", "a")}

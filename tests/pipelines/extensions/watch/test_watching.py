@@ -23,6 +23,7 @@ from pipelines.evaluation import played as played_module
 from pipelines.extensions.watch import champion as watch_champion
 from pipelines.extensions.watch import command as watch_command
 from pipelines.extensions.watch import served_windows
+from pipelines.extensions.watch.config import watch_config
 from pipelines.extensions.watch.episode_metrics import Estimate, Window
 from pipelines.extensions.watch.served_windows import estimates_of_sums
 from pipelines.extensions.watch.shown import TEMPLATE, found
@@ -30,6 +31,7 @@ from pipelines.extensions.watch.watching import (
     CHAMPION,
     ITERATION,
     accept,
+    check_iteration,
     check_metrics,
     check_tags,
     check_windows,
@@ -40,6 +42,7 @@ from pipelines.run.run import Run
 from pipelines.runners.schedule import reason_to_skip
 from pipelines.stages.steps import run_stage
 from serve_apps.gateway.traffic.figures import NAMES, Tally
+from stores.journal.stage_results import TracesSource
 from stores.registry.registry import TeamRegistry
 from stores.registry.team import Team
 from stores.registry.tracking import RunTracker
@@ -290,6 +293,37 @@ def test_what_was_served_since_the_last_watching_is_a_window_of_the_champions(
     assert len(kept_windows(watched, "service")) == 1
 
 
+def test_answers_of_other_teams_in_the_same_store_hide_none(watched: Run, make_trace: MakeTrace) -> None:
+    watch = watch_config(watched.config).model_copy(update={"max_episodes": 50})
+    watched = Run(watched.config.model_copy(update={"watch": watch}))
+    now = time.time()
+    serve_answers(watched, make_trace, 40, text="how many", begun=now - 9)
+    serve_answers(watched, make_trace, 60, text="how much", version=3, begun=now - 8)
+    served = served_windows.served_windows(watched, 7, key="k", at=now)
+    assert served.windows["service"].figures["turns"].num == 40
+    serve_answers(watched, make_trace, 60, text="how many", begun=now - 7)
+    served_windows.mark_checked(watched, served)
+    served = served_windows.served_windows(watched, 7, key="l", at=now)
+    assert served.windows["service"].figures["turns"].num == 50, "the newest"
+
+
+def of_two_tasks(make_trace: MakeTrace) -> MakeTrace:
+    """The first two episodes are of two tasks, without which there is no figure."""
+    return lambda index=0, **changes: make_trace(2 * index, **changes)
+
+
+def test_an_iteration_on_the_traces_of_another_run_is_no_window_of_this_team(run: Run, make_trace: MakeTrace) -> None:
+    run.begin()
+    play(run, 1, of_two_tasks(make_trace))
+    source = TracesSource(run="other", iteration=4, store="runs")
+    own = run.iteration(1).collected
+    finish(run, 3, replace(own, source=source))
+    finish(run, 3, run.iteration(1).scored)
+    checks = [check_iteration(run, k, at=float(k)) for k in (1, 3)]
+    assert [bool(check["sources"][ITERATION]) for check in checks] == [True, False]
+    assert [(check["state"], check["alarms"]) for check in checks] == [("learning", [])] * 2
+
+
 def show_answers(monkeypatch: pytest.MonkeyPatch, run: Run, shown: Mapping[str, Tally]) -> None:
     """The gateway's replicas, by name, as they are when somebody looks."""
 
@@ -409,13 +443,12 @@ def test_a_check_that_was_recorded_without_a_cluster_is_sent_at_the_end_of_the_n
 ) -> None:
     points = pytest.importorskip("pipelines.extensions.prometheus.points")
     run.begin()
-    play(run, 1, make_trace)
+    play(run, 1, of_two_tasks(make_trace))
     kept = run.journal.once(run.key(1, "record"), lambda lease: {"watch": dict(found(run, 1, at=time.time()).result)})
     monkeypatch.setattr(points, "_sent", set())  # as in another process, as each stage of a DAG run is
     sent: list[Any] = []
     monkeypatch.setattr(points, "send", lambda points, key="": sent.extend(points))
     finish(run, 2, collected())
     run_stage(run, "collect", 2)
-    assert {tags["figure"] for name, _, tags in sent if name == "troupe_alarm"} == set(
-        kept["watch"]["sources"][ITERATION]
-    )
+    figures = set(kept["watch"]["sources"][ITERATION])
+    assert figures and {tags["figure"] for name, _, tags in sent if name == "troupe_alarm"} == figures
