@@ -228,14 +228,15 @@ def shared_gpus_have_room_for_both(config: RunSections) -> None:
             )
     groups = [group for group in config.model_groups if config.serve_config(group).gpus]
     # Adapters of one base have its engines in common.
-    num_engines = sum(
-        {config.weights_name(group): config.serve_config(group).num_replicas for group in groups}.values()
-    )
-    num_workers = sum(config.train_config(group).num_workers for group in groups)
-    if num_workers > num_engines:
+    engines = {config.weights_name(group): config.serve_config(group) for group in groups}.values()
+    trains = [config.train_config(group) for group in groups]
+    num_engines = sum(serve.num_replicas for serve in engines)
+    shares = sum(serve.num_replicas * serve.gpus for serve in engines)
+    shares += sum(train.num_workers * train.gpus_per_worker for train in trains)
+    if shares > num_engines + 1e-9:
         raise ValueError(
-            f"pool: shared: train.num_workers of all model groups add up to {num_workers}, but each takes the GPU of an engine, and "
-            f"serve.num_replicas add up to {num_engines}: give as many"
+            f"pool: shared: engines and train.num_workers of all model groups reserve {shares:g} GPUs, but workers take those of engines, and "
+            f"serve.num_replicas add up to {num_engines}: give fewer workers, or smaller shares"
         )
 
 

@@ -100,12 +100,12 @@ def begun_from(folder: str) -> dict[str, Any]:
         ),
         (
             {"pool": "shared", "serve.gpus": 0.6, "train.gpus_per_worker": 0.4, "train.num_workers": 3},
-            r"train\.num_workers of all model groups add up to 6, but .* serve\.num_replicas add up to 2",
+            r"train\.num_workers of all model groups reserve 3\.6 GPUs, but .* serve\.num_replicas add up to 2",
         ),
         (
             {"pool": "shared", "serve.gpus": 0.6, "train": {"gpus_per_worker": 0.4, "lora": {"rank": 8}}}
             | {f"model_groups.{group}.base": "base" for group in DEMO["model_groups"]},
-            r"train\.num_workers of all model groups add up to 2, but .* serve\.num_replicas add up to 1",
+            r"train\.num_workers of all model groups reserve 1\.4 GPUs, but .* serve\.num_replicas add up to 1",
         ),
         (
             {"pool": "shared", "serve.gpus": 0.5, "train.gpus_per_worker": 0.5, "serve.tensor_parallel_size": 2},
