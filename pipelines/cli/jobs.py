@@ -173,9 +173,8 @@ def jobs(
             seconds = f"{(job.ended_at or time.time()) - job.started_at:.0f}" if job.started_at else ""
             code = f" ({job.exit_code})" if job.exit_code else ""
             table.add_row(*map(Text, (job.submission_id, f"{job.status}{code}", started, seconds)))
-    Console(width=None if Console().is_terminal else WIDE).print(
-        table
-    )  # a program that reads it wants a line of each job
+    # A program that reads it wants a line of each job.
+    Console(width=None if Console().is_terminal else WIDE).print(table)
 
 
 @reports_errors

@@ -215,9 +215,10 @@ def _team(text: str, root: str) -> tuple[Run, int, Team]:
 
 
 def _is_untrained(text: str) -> bool:
-    if text.endswith((".yaml", ".yml")) and not Path(text).exists():
+    is_there = Path(text).exists()
+    if text.endswith((".yaml", ".yml")) and not is_there:
         raise ValueError(f"{text} does not exist (seen from {Path.cwd()})")
-    return Path(text).exists()
+    return is_there
 
 
 def _deploy(run: Run, text: str, version: int, manifest: Team, *, change: Change) -> dict[str, Any]:

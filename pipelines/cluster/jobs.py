@@ -215,7 +215,7 @@ class Follower:
     def poll(self) -> tuple[str, Outcome | None]:
         """Whole lines that are new, and the outcome once there is one."""
         try:
-            found = self._poll()
+            polled = self._poll()
         except ClusterUnreachable as error:
             now = time.monotonic()
             self._silent_since = self._silent_since or now
@@ -225,7 +225,7 @@ class Follower:
         except ValueError as error:
             return "", self._outcome("REFUSED", str(error))
         self._silent_since = None
-        return found
+        return polled
 
     def _poll(self) -> tuple[str, Outcome | None]:
         job = self._api.job(self.submission_id)
@@ -404,9 +404,9 @@ def _known_to_git(folder: Path) -> list[Path]:
         return []
     if listed.returncode:
         if any((place / ".git").exists() for place in (folder.resolve(), *folder.resolve().parents)):
-            said = " ".join(listed.stderr.decode(errors="replace").split())
+            complaint = " ".join(listed.stderr.decode(errors="replace").split())
             raise ValueError(
-                f"cluster.working_dir {str(folder)!r}: git does not say which files are to be sent: {said}"
+                f"cluster.working_dir {str(folder)!r}: git does not say which files are to be sent: {complaint}"
             )
         return []
     paths = [folder / name for name in os.fsdecode(listed.stdout).split("\0") if name]

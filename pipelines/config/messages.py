@@ -20,7 +20,7 @@ GONE = {
     "cluster.memory_gib": "write cluster.resources: {memory: 1073741824}, in bytes",
     "train.loss.kl_in_reward_estimator": "it is k1, which alone has the gradient of the KL there",
 }
-"""Keys that were settings once, none of which identified a run -> what holds in their place."""
+"""Keys that were settings once -> what holds in their place."""
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -226,6 +226,12 @@ def shared_gpus_have_room_for_both(config: RunSections) -> None:
                 f"serve.num_replicas = {serve.num_replicas} engines, or of train.num_workers = {train.num_workers}, on one GPU: give an engine "
                 "more than half of it and a worker more than half of the rest, e.g. 0.6 and 0.4"
             )
+
+
+def shared_gpus_have_room_for_all(config: RunSections) -> None:
+    """Where engines and trainers share GPUs, those of the engines have room for all workers."""
+    if config.pool == "separate":
+        return
     groups = [group for group in config.model_groups if config.serve_config(group).gpus]
     # Adapters of one base have its engines in common.
     engines = {config.weights_name(group): config.serve_config(group) for group in groups}.values()
@@ -333,6 +339,7 @@ RULES = (
     timeouts_nest,
     new_tasks_can_be_seen,
     shared_gpus_have_room_for_both,
+    shared_gpus_have_room_for_all,
     uploaded_runs_are_stored_elsewhere,
     overlapping_stages_do_not_exclude_each_other,
 )

@@ -107,8 +107,8 @@ def maintained_versions(run: Run, rows: Sequence[StageRow], last_old: int) -> Ve
     _keep(kept, _released(run))
     _keep(kept, _pinned_parents(run, rows, max(1, last_old + 1)))
     for group, versions in kept.items():
-        of = _manifests(run, group, versions)
-        versions |= {m.reference for m in of} | {m.parent for m in of if m.parent is not None}
+        manifests = _manifests(run, group, versions)
+        versions |= {m.reference for m in manifests} | {m.parent for m in manifests if m.parent is not None}
     _keep(kept, _collected(rows, after=last_old))
     _keep(kept, _deployed(run))
     return kept

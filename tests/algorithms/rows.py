@@ -247,6 +247,11 @@ def model_of(root: Path, seed: int) -> Path:
     return root / "rows" / f"-{seed}" / "model"
 
 
+def _of_one_model(name: str, workflow: str, rows: Mapping[str, Changes], *, highlight: str = "dr_mas") -> Comparison:
+    config = WORKFLOWS / f"{workflow}.yaml"
+    return Comparison(name=name, config=config, rows=rows, measure_every=6, highlight=highlight, is_of_one_model=True)
+
+
 COMPARISONS = {
     "family": Comparison(
         name="family",
@@ -292,36 +297,8 @@ COMPARISONS = {
         measure_every=6,
         highlight="lag_0",
     ),
-    "papers_math": Comparison(
-        name="papers_math",
-        config=WORKFLOWS / "math_chain.yaml",
-        rows=_papers(MATH),
-        measure_every=6,
-        highlight="dr_mas",
-        is_of_one_model=True,
-    ),
-    "papers_code": Comparison(
-        name="papers_code",
-        config=WORKFLOWS / "reflective_code_partial.yaml",
-        rows=_papers(CODE, **_rounds(1, 2)),
-        measure_every=6,
-        highlight="dr_mas",
-        is_of_one_model=True,
-    ),
-    "papers_search": Comparison(
-        name="papers_search",
-        config=WORKFLOWS / "iterative_search.yaml",
-        rows=_papers(SEARCH, **_rounds(1, 2)),
-        measure_every=6,
-        highlight="dr_mas",
-        is_of_one_model=True,
-    ),
-    "papers_verifier": Comparison(
-        name="papers_verifier",
-        config=WORKFLOWS / "solver_verifier.yaml",
-        rows=_rounds(1, 2, 3),
-        measure_every=6,
-        highlight="rounds_1",
-        is_of_one_model=True,
-    ),
+    "papers_math": _of_one_model("papers_math", "math_chain", _papers(MATH)),
+    "papers_code": _of_one_model("papers_code", "reflective_code_partial", _papers(CODE, **_rounds(1, 2))),
+    "papers_search": _of_one_model("papers_search", "iterative_search", _papers(SEARCH, **_rounds(1, 2))),
+    "papers_verifier": _of_one_model("papers_verifier", "solver_verifier", _rounds(1, 2, 3), highlight="rounds_1"),
 }

@@ -93,7 +93,7 @@ class Judge:
                     async with asyncio.TaskGroup() as group:
                         for key, prompt in missing.items():
                             group.create_task(ask(key, prompt))
-                except BaseExceptionGroup as faults:
+                except ExceptionGroup as faults:
                     raise faults.exceptions[0] from None
                 finally:
                     await peer.close()
