@@ -224,9 +224,8 @@ class Tool:
         try:
             return await self._checked(**arguments)
         except ValidationError as error:
-            if error.title != getattr(
-                self._checked, "__qualname__", ""
-            ):  # of something that the function itself checks
+            # The function itself may check something, too: that error is not of the arguments.
+            if error.title != getattr(self._checked, "__qualname__", ""):
                 raise
             first = error.errors()[0]
             argument = ".".join(map(str, first["loc"])) or "arguments"

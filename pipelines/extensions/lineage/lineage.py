@@ -169,7 +169,7 @@ def _trained_on(run: Run, trace: Trace) -> list[int]:
     """Returns the iterations whose trainers were given the episode's group: its own, and those that have their traces from elsewhere."""
     name_of = {number: RunValue.SOURCE.of(number) for number in range(1, run.config.iterations + 1)}
     elsewhere = run.journal.values(run.run_id, name_of.values())
-    found = []
+    numbers = []
     for number in sorted({trace.iteration, *(k for k, name in name_of.items() if name in elsewhere)}):
         collected = run.iteration(number).find(Collected)
         pinned = None if collected is None else collected.traces
@@ -179,8 +179,8 @@ def _trained_on(run: Run, trace: Trace) -> list[int]:
             == (pinned.run_id, pinned.iteration, pinned.purpose, pinned.team_key)
             and trace.group_id not in pinned.excluded_groups
         ):
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers
 
 
 def _rewards(run: Run, trace: Trace, iteration: int) -> EpisodeRewards | None:
