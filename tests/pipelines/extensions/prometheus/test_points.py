@@ -104,6 +104,7 @@ def test_a_stage_that_ended_while_no_cluster_was_there_is_sent_to_the_next(
         return True
 
     monkeypatch.setattr(sending, "_sent", set())
+    monkeypatch.setattr(sending, "send", lambda points, key="": False)
     sending.send_stage_points(rows.values())
     monkeypatch.setattr(sending, "send", take)
     for _ in range(2):
