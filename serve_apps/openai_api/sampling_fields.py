@@ -20,6 +20,8 @@ MAX_STOP = 1000
 """Characters of a stop string: the end of a text is compared with it at every token."""
 MAX_BIASES = 1024
 MAX_TOKEN_IDS = 1024
+MAX_STOP_IDS = 64
+"""With `min_tokens`, vLLM's runner on GPUs dies of more than 128, those of the model folder among them."""
 MAX_VALUES = 1024
 """Values of a choice."""
 MAX_GRAMMAR = 65_536
@@ -126,7 +128,7 @@ class SamplingFields(RequestBody):
         dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
     ) = Field(None, max_length=MAX_BIASES)
     min_tokens: Whole = Field(0, ge=0, lt=2**31)
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_IDS)] | None = None
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     ignore_eos: bool = False
     seed: Whole | None = Field(None, ge=-(2**63), lt=2**63)

@@ -146,6 +146,8 @@ def test_settings_for_the_engine_are_those_that_are_no_default() -> None:
         ({"logit_bias": {"x": 1}}, "should match pattern"),
         ({"logit_bias": {"1": 101}}, "less than or equal to 100"),
         ({"stop_token_ids": [-1]}, "greater than or equal to 0"),
+        ({"stop_token_ids": [*range(65)]}, "at most 64 items"),
+        ({"allowed_token_ids": [*range(1025)]}, "at most 1024 items"),
         ({"continue_final_message": True}, "needs add_generation_prompt: false"),
         ({"modalities": ["audio"]}, "Input should be 'text'"),
         ({"audio": {"voice": "alloy"}}, "Extra inputs are not permitted"),
