@@ -6,6 +6,7 @@ Content makes no control token, whatever it says: only what the chat template wr
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from serve_apps.chat.control_tokens import ControlTokens, MarkedText
@@ -177,6 +179,19 @@ class ChatTokenizer:
             text = self._backend.decode(list(run), skip_special_tokens=False)
             parts.append(text if is_control else self._control.hide(text))
         return MarkedText("".join(parts))
+
+    def folder_for_others(self) -> str:
+        """Returns a folder from which another process can load this tokenizer; empty where it was made of none.
+
+        It is the model folder, or a copy where that is gone: caches drop what nobody has fetched for a while, and a team may be served for days.
+        """
+        if self.folder and not Path(self.folder, TOKENIZER_FILE).is_file():
+            self._copy = TemporaryDirectory(prefix="troupe-tokenizer-")
+            self.folder = self._copy.name
+            self._tokenizer.save_pretrained(self.folder)
+            ends = json.dumps({"eos_token_id": sorted(self.end_ids)})
+            Path(self.folder, "generation_config.json").write_text(ends)
+        return self.folder
 
     @property
     def chat_template(self) -> str:

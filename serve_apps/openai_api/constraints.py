@@ -86,7 +86,7 @@ async def tried_constraint(
         parsers: what reads the completions; None where they are bare.
     """
     form = {
-        "tokenizer": tokenizer.folder,
+        "tokenizer": tokenizer.folder_for_others(),
         "parsers": asdict(parsers or Parsers()),
         "thoughts": thoughts,
         "request": request.model_dump(include=FORM_FIELDS, exclude_defaults=True, by_alias=True),

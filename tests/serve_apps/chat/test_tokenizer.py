@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,18 @@ def test_an_end_token_that_one_file_names_ends_a_turn(named_by: str, tmp_path: P
     if named_by == "text_config":
         (folder / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": stop}}))
     assert stop in stop_token_ids(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_process_can_load_a_tokenizer_whose_folder_is_gone(family: str, tmp_path: Path) -> None:
+    chat = ChatTokenizer(build(family, tmp_path / "cached"))
+    assert chat.folder_for_others() == str(tmp_path / "cached")
+    shutil.rmtree(tmp_path / "cached")
+    again = ChatTokenizer(chat.folder_for_others())
+    assert again.folder == chat.folder_for_others() != str(tmp_path / "cached"), "one copy is made"
+    assert (again.end_ids, again.eos_id, again.chat_template) == (chat.end_ids, chat.eos_id, chat.chat_template)
+    messages = [{"role": "user", "content": "It is <think>3</think>."}]
+    assert again.encode_chat(messages) == chat.encode_chat(messages)
 
 
 def test_ends_of_a_folder_without_a_tokenizer_are_those_of_both_configs(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.openai_api import constraints
-from serve_apps.openai_api.constraints import FormProcess
+from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.constraints import FormProcess, form_process, tried_constraint
 from serve_apps.openai_api.protocol import ApiError
 
 pytestmark = [pytest.mark.nightly, pytest.mark.anyio]
@@ -59,6 +62,18 @@ async def test_a_form_that_takes_too_much_is_refused_and_the_next_is_made(tiny_m
         )
     finally:
         process.close()
+
+
+async def test_a_form_is_made_for_a_model_whose_folder_a_cache_has_dropped(tiny_model: Path, tmp_path: Path) -> None:
+    cached = shutil.copytree(tiny_model, tmp_path / "cached")
+    tokenizer = ChatTokenizer(cached)
+    shutil.rmtree(cached)
+    chat = {"model": "m", "messages": [{"role": "user", "content": "6*7?"}]}
+    request = ChatRequest.model_validate(chat | schema({"type": "integer"}))
+    try:
+        assert (await tried_constraint(request, tokenizer)).startswith('{"json": {"type": "integer"}')
+    finally:
+        form_process().close()
 
 
 async def test_a_process_that_does_not_answer_is_killed_and_the_form_refused(
