@@ -117,7 +117,7 @@ class AnswerFormat:
     """None: the model does not think, or its thoughts are left in the text."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # as `load_tokenizer`, since each keeps a tokenizer
 def answer_format(tokenizer: ChatTokenizer, parsers: Parsers) -> AnswerFormat:
     """Returns the format that the model folder shows, or that the parsers name.
 

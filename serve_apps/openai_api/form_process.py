@@ -15,7 +15,7 @@ import selectors
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def _compile(folder: str, form: Mapping[str, Any]) -> str:
     return ""
 
 
-@cache
+@lru_cache(maxsize=16)  # as tokenizers: each version of a training has a folder of its own
 def _vocabulary(folder: str) -> Any:
     import xgrammar
 

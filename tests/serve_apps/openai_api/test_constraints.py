@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import xgrammar
 
 from serve_apps.chat.tokenizer import ChatTokenizer
+from serve_apps.openai_api import form_process
 from serve_apps.openai_api.answer_reader import KNOWN_MARKS, ThoughtReader, Thoughts
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.constraints import MAX_WAITING, FormProcess, constraint_of
@@ -63,6 +65,12 @@ def takes(tokenizer: ChatTokenizer, arguments: dict[str, Any], text: str) -> boo
     bitmask = xgrammar.allocate_token_bitmask(1, info.vocab_size)
     matcher.fill_next_token_bitmask(bitmask)
     return all(bool(bitmask[0, stop // 32] >> (stop % 32) & 1) for stop in info.stop_token_ids)
+
+
+def test_vocabularies_of_old_versions_are_let_go(qwen: ChatTokenizer, tmp_path: Path) -> None:
+    for version in range(18):
+        form_process._vocabulary(str(shutil.copytree(qwen.folder, tmp_path / f"v{version}")))
+    assert form_process._vocabulary.cache_info().currsize == 16
 
 
 def called(name: str, arguments: str = '{"answer": 42}') -> str:

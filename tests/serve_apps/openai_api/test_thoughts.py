@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
+import weakref
 from pathlib import Path
 
 import pytest
 
 from serve_apps.authoring.parsers import Parsers
-from serve_apps.chat.tokenizer import ChatTokenizer
+from serve_apps.chat.tokenizer import ChatTokenizer, load_tokenizer
 from serve_apps.openai_api.answer_reader import (
     KNOWN_MARKS,
     ThoughtReader,
@@ -42,6 +45,19 @@ def test_the_template_shows_the_marks(tmp_path: Path) -> None:
     chats = {family: ChatTokenizer(build(family, tmp_path / family)) for family in ("qwen", "deepseek")}
     found = {family: answer_format(chat, Parsers()).thoughts for family, chat in chats.items()}
     assert found == {"qwen": None, "deepseek": THINK}
+
+
+@pytest.mark.fast
+def test_tokenizers_of_old_versions_are_let_go(tmp_path: Path) -> None:
+    model = build("qwen", tmp_path / "model")
+    seen = []
+    for version in range(18):
+        folder = shutil.copytree(model, tmp_path / f"v{version}")
+        tokenizer = load_tokenizer(str(folder))
+        answer_format(tokenizer, Parsers())
+        seen.append(weakref.ref(tokenizer))
+    gc.collect()
+    assert [ref() is None for ref in seen] == [True, True] + [False] * 16
 
 
 CASES: list[tuple[Thoughts, str, str | None, str]] = [
