@@ -95,6 +95,12 @@ def test_template_and_vocabulary_say_the_format(chats: dict[str, ChatTokenizer])
     }
 
 
+def test_a_format_whose_token_the_vocabulary_lacks_is_not_the_models(tmp_path: Path) -> None:
+    folder = build("qwen", tmp_path / "merged")
+    (folder / "chat_template.jinja").write_text("{# [TOOL_CALLS] #}{{ messages[0].content }}")
+    assert tool_format(ChatTokenizer(folder)) == HERMES
+
+
 def read_as_a_call(chat: ChatTokenizer, text: str) -> None:
     message = offered(chat).message(text, id_prefix="p")
     (call,) = message["tool_calls"]

@@ -26,13 +26,17 @@ def load_parsers() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def check_tool_parser(name: str) -> None:
-    """Raises ValueError where vLLM has no tool parser of this name."""
+def check_tool_parser(name: str, tokenizer: Any) -> None:
+    """Raises ValueError where vLLM has no tool parser of this name, or where it does not fit the model."""
     from vllm.tool_parsers import ToolParserManager
 
     names = ToolParserManager.list_registered()
     if name not in names:
         raise ValueError(f"serve.tool_parser = {name!r}: vLLM has no such parser; it has {', '.join(sorted(names))}")
+    try:
+        ToolParserManager.get_tool_parser(name)(tokenizer, None)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"serve.tool_parser = {name!r} does not fit the model: {error}") from None
 
 
 def parsed_calls(name: str, tokenizer: Any, tools: Tools, text: str) -> tuple[str, list[tuple[str, str]]]:

@@ -121,6 +121,10 @@ def test_a_parser_that_vllm_does_not_have_or_that_does_not_fit_is_refused(qwen: 
         answer_format(qwen, Parsers(reasoning="qwen9"))
     with pytest.raises(ValueError, match=r"serve.tool_parser = 'mine': vLLM has no such parser; it has .*hermes"):
         answer_format(qwen, Parsers(tool="mine"))
+    for named in ("deepseek_v3", "llama3_json", "mistral"):
+        with pytest.raises(ValueError, match=rf"serve.tool_parser = '{named}' does not fit the model: .*token"):
+            answer_format(qwen, Parsers(tool=named))
+    assert answer_format(qwen, Parsers(tool="pythonic")).tools.name == "pythonic"
     llama = ChatTokenizer(build("llama", tmp_path / "llama"))
     with pytest.raises(ValueError, match=r"serve.reasoning_parser = 'deepseek_r1' does not fit the model: .*tokens"):
         answer_format(llama, Parsers(reasoning="deepseek_r1"))
