@@ -51,6 +51,8 @@ MAX_CHARACTERS = 200_000
 MAX_WAITING = 32
 """Forms that wait to be tried; a known one does not wait."""
 MAX_REMEMBERED = 256
+OVERLOADED = "overloaded"
+"""The code of a form that was not tried, which says nothing of the form."""
 ANSWER_S = 120.0
 """Seconds in which the form process must answer: the first form waits for it to start, and imports take seconds."""
 FORM_FIELDS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "structured_outputs"}
@@ -227,7 +229,7 @@ class FormProcess:
 
     async def _asked_in_turn(self, line: str) -> Mapping[str, Any]:
         if self._num_waiting >= MAX_WAITING:
-            raise ApiError(429, "too many forms are being tried: try again later", code="overloaded", retry_after_s=2)
+            raise ApiError(429, "too many forms are being tried: try again later", code=OVERLOADED, retry_after_s=2)
         self._num_waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self.ask, line)
@@ -235,7 +237,7 @@ class FormProcess:
             self._num_waiting -= 1
 
     def ask(self, line: str) -> Mapping[str, Any]:
-        """Returns what the process says of a form; ApiError 400 where it says nothing, and then it is killed."""
+        """Returns what the process says of a form; ApiError 400 where it says nothing, and then it is killed, 503 where it had no time."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = _started()
@@ -243,7 +245,9 @@ class FormProcess:
             if answered is None:
                 self.close()
                 raise _refusal(f"the form could not be made within {ANSWER_S:g} s")
-            return answered
+        if answered.get("code") == OVERLOADED:  # raised, so that it is not remembered
+            raise ApiError(503, answered["error"], code=OVERLOADED, retry_after_s=2)
+        return answered
 
     def close(self) -> None:
         """Ends the process; the next form starts another one."""

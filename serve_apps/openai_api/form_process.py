@@ -23,7 +23,7 @@ from serve_apps.authoring.parsers import Parsers
 from serve_apps.chat.tokenizer import load_tokenizer
 from serve_apps.openai_api.answer_reader import ThoughtReader, answer_format
 from serve_apps.openai_api.chat_request import ChatRequest
-from serve_apps.openai_api.constraints import constraint_of, constraint_text
+from serve_apps.openai_api.constraints import OVERLOADED, constraint_of, constraint_text
 from serve_apps.openai_api.protocol import MAX_ECHO, ApiError
 from serve_apps.openai_api.tool_formats import OfferedTools
 from stores.traces.grammars import compiled
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def answer_for(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {"constraint"}, or {"error", "code", "param"} where the form is refused."""
+    """Returns {"constraint"}, or {"error", "code", "param"} where the form is refused, or was not tried: then the code is `OVERLOADED`."""
     try:
         constraint = constraint_for(asked)
     except ApiError as error:
@@ -56,7 +56,11 @@ def answer_for(asked: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - vLLM's formats of calls raise what they like at tools of callers
         fault = str(error)[:MAX_ECHO] or type(error).__name__
         return {"error": f"this form cannot be made: {fault}", "code": "invalid_value", "param": None}
-    if fault := _tried(asked["tokenizer"], constraint):
+    try:
+        fault = _tried(asked["tokenizer"], constraint)
+    except TimeoutError as late:
+        return {"error": str(late), "code": OVERLOADED, "param": None}
+    if fault:
         return {"error": f"this form cannot be used: {fault}: simplify it", "code": "invalid_value", "param": None}
     return {"constraint": constraint}
 
@@ -117,7 +121,7 @@ def _vocabulary(folder: str) -> Any:
 
 
 def _in_a_fork(work: Callable[[], str]) -> str:
-    """Returns what `work` returns in a fork of this process, or that it took too much."""
+    """Returns what `work` returns in a fork of this process, or that it took too much; TimeoutError where the machine had no time for it."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -132,10 +136,13 @@ def _in_a_fork(work: Callable[[], str]) -> str:
     os.close(writing)
     with selectors.DefaultSelector() as selector:
         selector.register(reading, selectors.EVENT_READ)
-        got = os.read(reading, 8 * MAX_ECHO) if selector.select(TRIAL_S) else b""
+        has_ended = bool(selector.select(TRIAL_S))
+        got = os.read(reading, 8 * MAX_ECHO) if has_ended else b""
     os.close(reading)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    if not has_ended:  # `TRIAL_CPU_S` ends a form that is to blame itself
+        raise TimeoutError(f"the form was not tried within {TRIAL_S:g} s, this machine is too busy: try again later")
     if got:
         return got[1:].decode()
     signals = {signal.SIGXCPU, signal.SIGKILL}

@@ -13,7 +13,7 @@ import pytest
 import xgrammar
 
 from serve_apps.chat.tokenizer import ChatTokenizer
-from serve_apps.openai_api import form_process
+from serve_apps.openai_api import constraints, form_process
 from serve_apps.openai_api.answer_reader import KNOWN_MARKS, ThoughtReader, Thoughts
 from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.constraints import MAX_WAITING, FormProcess, constraint_of
@@ -170,3 +170,18 @@ async def test_equal_forms_at_once_are_made_once_and_what_was_not_tried_is_not_r
         with pytest.raises(ApiError, match="not within"):
             await process.constraint({"form": "bad"})
     assert len(asked) == 1 + MAX_WAITING + 1 + 2
+
+
+@pytest.mark.anyio
+async def test_a_form_that_a_busy_machine_did_not_try_may_be_sent_again(
+    qwen: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constraints, "_started", lambda: None)  # this process answers
+    monkeypatch.setattr(constraints, "_answer", lambda _, line: form_process.answer_for(json.loads(line)))
+    process, asked = FormProcess(), {"tokenizer": qwen.folder, "parsers": {}, "thoughts": "none", "request": FORM}
+    with monkeypatch.context() as busy:
+        busy.setattr(form_process, "TRIAL_S", 0.0)
+        with pytest.raises(ApiError, match="this machine is too busy: try again later") as caught:
+            await process.constraint(asked)
+    assert caught.value.status == 503 and caught.value.headers == {"Retry-After": "2"}
+    assert json.loads(await process.constraint(asked))["json"] == SCHEMA
