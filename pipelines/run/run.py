@@ -302,11 +302,12 @@ class Run:
 
     def begin(self, *, is_continued: bool = True) -> None:
         """Begins or continues the run; ValueError if its name is taken by another config, it was moved, or nothing can be stored."""
-        own = self.config.storage.journal
+        own, config_json = self.config.storage.journal, self.config.model_dump_json()
         with _naming("storage.journal" if own else "storage.root", own or self.folder):
-            self.journal.begin_run(self.run_id, self.config.sha256, self.config.model_dump_json())
+            self.journal.begin_run(self.run_id, self.config.sha256, config_json)
         self.journal.pin_value(self.run_id, RunValue.FOLDER, {"folder": self.folder})
         self.check_folder(is_continued=is_continued)
+        self.journal.keep_config(self.run_id, config_json)  # only now: whoever reads the run finds its folder by it
 
     def check_folder(self, *, is_continued: bool = True) -> None:
         """ValueError where the run's folder was moved since it was begun: results, manifests and MLflow name files of the old one.

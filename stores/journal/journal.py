@@ -173,10 +173,7 @@ class Journal:
         return self.__dict__ | {"_engine": None}
 
     def begin_run(self, run_id: str, config_sha256: str, config_json: str) -> None:
-        """Creates the run, or finds it; ValueError if its config is another one.
-
-        What does not count in the config's hash (how many iterations, where things are kept) is kept as last given.
-        """
+        """Creates the run, or finds it; ValueError if its config is another one."""
         row = {"run_id": run_id, "config_sha256": config_sha256, "config_json": config_json, "created_at": time.time()}
         if self._insert(RUNS, row):
             return
@@ -188,9 +185,12 @@ class Journal:
             raise ValueError(
                 f"run {run_id!r} exists with another config ({where}): use another run name or the old config"
             )
-        if old.config_json != config_json:
-            with self._connect() as connection:
-                connection.execute(RUNS.update().where(RUNS.c.run_id == run_id).values(config_json=config_json))
+
+    def keep_config(self, run_id: str, config_json: str) -> None:
+        """Keeps what does not count in the config's hash (how many iterations, where things are kept) as it is given now."""
+        is_changed = (RUNS.c.run_id == run_id) & (RUNS.c.config_json != config_json)
+        with self._connect() as connection:
+            connection.execute(RUNS.update().where(is_changed).values(config_json=config_json))
 
     def once(
         self,

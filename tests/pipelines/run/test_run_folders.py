@@ -53,6 +53,21 @@ def test_a_copy_of_a_runs_folder_beside_it_is_not_the_run(tmp_path: Path) -> Non
     assert not (tmp_path / "small").exists(), "no empty run is made"
 
 
+def test_a_begin_that_is_refused_leaves_the_stored_config_as_it_was(tmp_path: Path) -> None:
+    journal = f"sqlite:///{tmp_path}/journal.db"  # of both, as on a cluster
+
+    def run_in(root: Path, **more: Any) -> Run:
+        return Run(load_config(SMALL, {"storage.root": str(root), "storage.journal": journal, **more}))
+
+    (tmp_path / "old" / "small").mkdir(parents=True)
+    run_in(tmp_path / "old").begin()
+    with pytest.raises(ValueError, match="Go on with the one that is there"):
+        run_in(tmp_path / "new", iterations=99).begin()
+    assert stored_run("small", journal).folder == f"{tmp_path}/old/small"
+    run_in(tmp_path / "old", iterations=99).begin()
+    assert stored_run("small", journal).config.iterations == 99
+
+
 def test_a_run_whose_folder_was_moved_is_shown_and_not_continued_and_served_only_while_the_old_one_is_there(
     tmp_path: Path,
 ) -> None:
