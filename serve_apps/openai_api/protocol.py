@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -192,12 +193,33 @@ class FeedbackRequest(RequestBody):
 
 def invalid_body_error(errors: list[Any]) -> ApiError:
     """Turns pydantic's errors about a body into one ApiError 400 that names the first field."""
-    first: Mapping[str, Any] = errors[0]
-    field = ".".join(str(part)[:MAX_ECHO] for part in first["loc"] if part != "body")[:MAX_ECHO] or None
+    first: Mapping[str, Any] = _nearest(errors)
+    is_unknown = first["type"] == "extra_forbidden"
+    place = [*first["loc"]]
+    last = [place.pop()] if is_unknown else []  # called as the caller likes
+    keys = [part for part in place if part != "body" and not _is_form(part)] + last
+    field = ".".join(str(part)[:MAX_ECHO] for part in keys)[:MAX_ECHO] or None
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     message = str(first["msg"])[: 5 * MAX_ECHO].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
+    if is_unknown:
         return ApiError(400, f"unknown or unsupported field {field!r}{more}", code="unsupported_field", param=field)
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', message)}", code="invalid_json")
     return ApiError(400, f"{field or 'body'}: {message}{more}", code="invalid_value", param=field)
+
+
+FORM = re.compile(r"str|int|float|bool|constrained-.*|[\w-]+\[.*|([A-Z][a-z]*)+", re.DOTALL)
+"""What pydantic calls one of the forms that a value may have, where an error says its place; no field is called so."""
+
+
+def _is_form(part: str | int) -> bool:
+    return isinstance(part, str) and FORM.fullmatch(part) is not None
+
+
+def _nearest(errors: list[Any]) -> Mapping[str, Any]:
+    """Returns the first error, or where its field may have several forms, that of the form that was meant: the error that lies deepest, or
+    else one that is not about the type."""
+    place = errors[0]["loc"]
+    at = next((i for i, part in enumerate(place) if _is_form(part)), len(place))
+    of_field = [error for error in errors if error["loc"][:at] == place[:at]]
+    return max(of_field, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from serve_apps.openai_api.chat_request import ChatRequest
+from serve_apps.openai_api.protocol import invalid_body_error
 from serve_apps.openai_api.sampling_fields import MAX_GRAMMAR
 
 pytestmark = pytest.mark.fast
@@ -160,3 +161,25 @@ def test_settings_for_the_engine_are_those_that_are_no_default() -> None:
 def test_what_cannot_be_done_is_refused_by_name(more: Any, said: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(said)):
         body(**more)
+
+
+@pytest.mark.parametrize(
+    ("more", "field", "said"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "'text'"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages.0.content", "valid string"),
+        ({"stop": ["a"] * 5}, "stop", "at most 4 items"),
+        ({"stop": ["a", 1]}, "stop.1", "valid string"),
+        ({"tool_choice": "any"}, "tool_choice", "'auto', 'none' or 'required'"),
+        ({"tool_choice": {"type": "function", "function": {"nam": "a"}}}, "tool_choice.function.name", "required"),
+        ({"structured_outputs": {"json": "{" * (MAX_GRAMMAR + 1)}}, "structured_outputs.json", "characters"),
+        ({"temperature": 9, "stop": ["a"] * 5}, "temperature", "less than or equal to 2"),
+        ({"Temperature": 1}, "Temperature", "unknown or unsupported field"),
+    ],
+    ids=str,
+)
+def test_an_error_is_about_the_form_of_a_field_that_was_meant(more: Any, field: str, said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        body(**more)
+    error = invalid_body_error(list(caught.value.errors()))
+    assert error.param == field and said in str(error) and field in str(error)
