@@ -64,10 +64,13 @@ def is_constrained(request: ChatRequest) -> bool:
     return request.must_call or bool(request.own_form)
 
 
-async def prepared_constraint(request: ChatRequest, reader: AnswerReader) -> str:
+async def prepared_constraint(request: ChatRequest, reader: AnswerReader, *, is_patient: bool = False) -> str:
     """Returns `Sampling.constraint` of a chat, made and tried in the form process; ApiError as `constraint_of`, and for a form that takes too much.
 
     Also imports vLLM's parsers where calls have to be read by them.
+
+    Args:
+        is_patient: waits however many forms are tried before this one.
     """
     tools, tokenizer = reader.tools, reader.tools.tokenizer
     if tools.needs_vllm:
@@ -76,11 +79,18 @@ async def prepared_constraint(request: ChatRequest, reader: AnswerReader) -> str
         return ""
     if not tokenizer.folder:  # a scripted model: there is no engine that a form could stop
         return constraint_text(constraint_of(request, tools, reader.thoughts), tokenizer.end_ids)
-    return await tried_constraint(request, tokenizer, parsers=reader.parsers, thoughts=reader.thoughts.thoughts)
+    return await tried_constraint(
+        request, tokenizer, parsers=reader.parsers, thoughts=reader.thoughts.thoughts, is_patient=is_patient
+    )
 
 
 async def tried_constraint(
-    request: SamplingFields, tokenizer: ChatTokenizer, *, parsers: Parsers | None = None, thoughts: Thoughts = "none"
+    request: SamplingFields,
+    tokenizer: ChatTokenizer,
+    *,
+    parsers: Parsers | None = None,
+    thoughts: Thoughts = "none",
+    is_patient: bool = False,
 ) -> str:
     """Returns the constraint of a request that has one, made and tried in the form process; ApiError.
 
@@ -93,7 +103,7 @@ async def tried_constraint(
         "thoughts": thoughts,
         "request": request.model_dump(include=FORM_FIELDS, exclude_defaults=True, by_alias=True),
     }
-    return await form_process().constraint(form)
+    return await form_process().constraint(form, is_patient=is_patient)
 
 
 def constraint_text(arguments: Mapping[str, Any], end_ids: Collection[int]) -> str:
@@ -205,8 +215,9 @@ class FormProcess:
         self._num_waiting = 0
         atexit.register(self.close)
 
-    async def constraint(self, asked: Mapping[str, Any]) -> str:
-        """Returns the constraint that is asked for, see `form_process.constraint_for`; ApiError 400 where an engine should not see it."""
+    async def constraint(self, asked: Mapping[str, Any], *, is_patient: bool = False) -> str:
+        """Returns the constraint that is asked for, see `form_process.constraint_for`; ApiError 400 where an engine should not see it, 429
+        or 503, of code `OVERLOADED`, where it was not tried."""
         line = json.dumps(asked)
         if len(line) > MAX_CHARACTERS:
             raise _refusal(
@@ -214,7 +225,7 @@ class FormProcess:
             )
         key = sha256(line.encode()).hexdigest()
         if key not in self._known:
-            trial = self._known[key] = asyncio.ensure_future(self._asked_in_turn(line))
+            trial = self._known[key] = asyncio.ensure_future(self._asked_in_turn(line, is_patient=is_patient))
             trial.add_done_callback(partial(self._forget_unless_answered, key))
             while len(self._known) > MAX_REMEMBERED:
                 self._known.popitem(last=False)
@@ -227,8 +238,8 @@ class FormProcess:
         if (trial.cancelled() or trial.exception() is not None) and self._known.get(key) is trial:
             del self._known[key]
 
-    async def _asked_in_turn(self, line: str) -> Mapping[str, Any]:
-        if self._num_waiting >= MAX_WAITING:
+    async def _asked_in_turn(self, line: str, *, is_patient: bool) -> Mapping[str, Any]:
+        if self._num_waiting >= MAX_WAITING and not is_patient:
             raise ApiError(429, "too many forms are being tried: try again later", code=OVERLOADED, retry_after_s=2)
         self._num_waiting += 1
         try:

@@ -25,7 +25,7 @@ from serve_apps.episode.recorder import Prompt, Recorder
 from serve_apps.episode.runner import CONTEXT_EXHAUSTED
 from serve_apps.openai_api.answer_reader import AnswerReader
 from serve_apps.openai_api.chat_request import ChatRequest, refusals_of_template
-from serve_apps.openai_api.constraints import prepared_constraint
+from serve_apps.openai_api.constraints import OVERLOADED, prepared_constraint
 from serve_apps.openai_api.protocol import ApiError, Metadata, RequestBody, usage_body
 from serve_apps.policy.client import ContextExhausted, PolicyCallError, RequestRefused
 from serve_apps.program.conversations import CONVERSATIONS, Conversations
@@ -187,7 +187,7 @@ class ProgramEpisode:
                 lambda: conversations.prompt(messages, tools=request.shown_tools, settings=settings),
             )
         reader = AnswerReader.of(request, tokenizer, team.parsers_of(team.group_of[agent]), prompt.text)
-        constraint = await prepared_constraint(request, reader)
+        constraint = await self._constraint(request, reader)
         # Some templates show the ids of calls: an episode that is played again, or by another team, must read the same ones.
         # So they come from what was asked: conversations at once reach this line in another order each time.
         asked = f"{agent}/{prompt.text}"
@@ -227,6 +227,16 @@ class ProgramEpisode:
             self.is_at_limit = True
             raise ApiError(400, f"an episode has at most {self.max_turns} turns: post its outcome", code=TURN_LIMIT)
         self._num_calls += 1
+
+    async def _constraint(self, request: ChatRequest, reader: AnswerReader) -> str:
+        """Returns `prepared_constraint`; a form that was not tried ends the episode as a fault of the machine."""
+        try:
+            # All episodes of a collector may ask with forms of their own at once, and what a program makes of a refusal counts as the policy's.
+            return await prepared_constraint(request, reader, is_patient=True)
+        except ApiError as error:
+            if error.code == OVERLOADED:
+                self.fail(PolicyCallError(str(error)))
+            raise
 
     async def _turn(
         self, agent: str, prompt: Prompt, request: ChatRequest, reader: AnswerReader, prefix: str, *, constraint: str

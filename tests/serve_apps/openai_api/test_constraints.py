@@ -166,10 +166,12 @@ async def test_equal_forms_at_once_are_made_once_and_what_was_not_tried_is_not_r
     *_, last = await asyncio.gather(*others, return_exceptions=True)
     assert isinstance(last, ApiError) and last.status == 429
     assert await process.constraint({"form": MAX_WAITING}) == "{}"
+    patient = (process.constraint({"form": -1 - i}, is_patient=True) for i in range(2 * MAX_WAITING))
+    assert await asyncio.gather(*patient) == ["{}"] * 2 * MAX_WAITING
     for _ in range(2):
         with pytest.raises(ApiError, match="not within"):
             await process.constraint({"form": "bad"})
-    assert len(asked) == 1 + MAX_WAITING + 1 + 2
+    assert len(asked) == 1 + MAX_WAITING + 1 + 2 * MAX_WAITING + 2
 
 
 @pytest.mark.anyio

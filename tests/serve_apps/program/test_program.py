@@ -26,11 +26,13 @@ from serve_apps.authoring.workflow import load_workflow
 from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.config import EpisodeConfig
 from serve_apps.episode.team import AgentCall
+from serve_apps.openai_api import constraints
+from serve_apps.openai_api.constraints import OVERLOADED
 from serve_apps.policy.client import PolicyCallError, RequestRefused
 from serve_apps.program.server import episode_server
 from serve_apps.workflows.program import Program
 from stores.traces.rows import episode_table, traces_of
-from stores.types import Completion, EpisodeStatus, FinishReason, Task, Trace
+from stores.types import Cause, Completion, EpisodeStatus, FinishReason, Task, Trace
 from tests.small_tokenizers import QWEN, build
 
 pytestmark = pytest.mark.test
@@ -341,6 +343,19 @@ def test_what_an_answer_must_match_is_stored_with_its_turn(tiny_model: Path) -> 
     assert json.loads(typed) == {"json": schema, "end_ids": sorted(ChatTokenizer(tiny_model).end_ids)}
     assert '"no"' in json.loads(chosen)["structural_tag"] and "<tool_call>" in json.loads(forced)["structural_tag"]
     assert free == "" and all(turn.sampling.is_unfiltered for turn in trace.turns)
+
+
+def test_a_form_that_is_not_tried_is_no_failure_of_the_program(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, busy = {"constraint": '{"json": {}, "end_ids": []}'}, {"error": "busy", "code": OVERLOADED, "param": None}
+    monkeypatch.setattr(constraints, "_started", lambda: None)
+    monkeypatch.setattr(constraints, "_answer", lambda _, line: made if "a0" in line else busy)
+    monkeypatch.setattr(constraints, "MAX_WAITING", 0)  # whoever else asks
+    body = "\n".join(say("x", extra_body={"structured_outputs": {"choice": [f"a{i}"]}}) for i in range(2))
+    trace = play(Program(ONE, command=code(body)), tiny_model, by_turn("a0", "a1"))
+    assert (trace.status, trace.cause, len(trace.turns)) == (EpisodeStatus.INFRA_ERROR, Cause.INFRASTRUCTURE, 1)
+    assert "busy" in trace.error
 
 
 def test_a_form_that_the_engine_refuses_is_the_programs_error(tiny_model: Path) -> None:
