@@ -14,6 +14,7 @@ import yaml
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
+from serve_apps.chat.tokenizer import load_tokenizer
 from stores.weights.manifest import stored_dtype
 from tests.e2e.local_runs import finish, report_of
 from tests.published_shapes import write_shape
@@ -91,7 +92,7 @@ def test_published_folders_train_and_their_versions_are_proven(team: str, tmp_pa
         gap = run.iteration(1).trained[group].metrics["train/logprob_gap_mean"]
         assert gap < (1e-3 if "serve" not in settings and "deepspeed" not in str(settings) else 0.05)
     ends = {
-        (turn.agent, turn.prompt_text.endswith(NO_THOUGHT))
+        (turn.agent, load_tokenizer(str(tmp_path / turn.agent)).decode(turn.prompt_token_ids).endswith(NO_THOUGHT))
         for trace in run.traces.read_traces(run.iteration(1).collected.traces)
         for turn in trace.turns
     }
