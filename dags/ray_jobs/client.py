@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 TIMEOUT_S = 30.0
 LOG_TIMEOUT_S = 300.0
@@ -25,15 +27,15 @@ class RayJobs:
     def __init__(self, address: str = "", headers: Mapping[str, str] | None = None) -> None:
         """Args:
         address: of the cluster's dashboard; by default RAY_API_SERVER_ADDRESS, or port 8265 of this machine.
-        headers: of every request; by default the token of RAY_AUTH_TOKEN, where there is one.
+        headers: of every request; by default the token, see `_token`.
         """
         self.address = (address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS).rstrip("/")
-        token = os.environ.get("RAY_AUTH_TOKEN")
-        self.headers = dict(headers or ({"Authorization": f"Bearer {token}"} if token else {}))
         if not self.address.startswith(("http://", "https://")):
             raise ValueError(
                 f"address {self.address!r} is no URL of a Ray dashboard: write it as http://HOST:8265 (Ray's own ray:// is another port)"
             )
+        token = _token(self.address)
+        self.headers = dict(headers or ({"Authorization": f"Bearer {token}"} if token else {}))
 
     def job(self, submission_id: str) -> dict[str, Any] | None:
         """A job as Ray reports it; None if the cluster does not know it (any more)."""
@@ -68,7 +70,9 @@ class RayJobs:
         if answer.status_code in accepts:
             return answer
         if answer.status_code in (401, 403):
-            raise ValueError(f"{self._said(answer)}: give its token, as RAY_AUTH_TOKEN or in `headers`")
+            raise ValueError(
+                f"{self._said(answer)}: give its token, as RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or in `headers`"
+            )
         raise (ClusterAway if answer.status_code >= 500 else ValueError)(self._said(answer))
 
     def _object(self, answer: httpx.Response) -> dict[str, Any]:
@@ -79,6 +83,16 @@ class RayJobs:
 
     def _said(self, answer: httpx.Response) -> str:
         return f"{self.address} answered HTTP {answer.status_code}: {answer.text.strip()[-500:]}"
+
+
+def _token(address: str) -> str:
+    """Returns RAY_AUTH_TOKEN, or what the file of RAY_AUTH_TOKEN_PATH holds; for a cluster of this machine also what Ray wrote for its user."""
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token.strip()
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    own = Path.home() / ".ray" / "auth_token" if urlsplit(address).hostname in LOOPBACK else None
+    file = Path(named) if named else own
+    return file.read_text().strip() if file is not None and file.is_file() else ""
 
 
 def _path(submission_id: str) -> str:

@@ -117,7 +117,7 @@ class RayJobOperator(FollowingOperator):
         """Args:
         entrypoint: the command line that runs on the cluster.
         address: of the cluster's dashboard; by default RAY_API_SERVER_ADDRESS, or port 8265 of this machine.
-        headers: of requests to it, e.g. {"Authorization": "Bearer {{ conn.ray.password }}"}; by default the token of RAY_AUTH_TOKEN.
+        headers: of requests to it, e.g. {"Authorization": "Bearer {{ conn.ray.password }}"}; by default the token of RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
         runtime_env: Ray's, e.g. {"pip": [...], "env_vars": {...}, "working_dir": "s3://..."}.
         metadata: texts that Ray keeps with the job.
         reserves: what the entrypoint reserves, under Ray's names: entrypoint_num_cpus, entrypoint_num_gpus, entrypoint_memory (bytes), entrypoint_resources.

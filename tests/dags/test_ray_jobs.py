@@ -26,6 +26,7 @@ def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         environment.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("home")))
         environment.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "0")
         environment.delenv("RAY_AUTH_TOKEN", raising=False)
+        environment.setenv("RAY_AUTH_TOKEN_PATH", "/nonexistent")
         yield
 
 
@@ -154,7 +155,9 @@ def test_a_job_is_stopped_at_its_deadline_with_its_task_and_by_the_trigger(serve
     assert server.stopped == [job] * 3
 
 
-def test_what_may_pass_is_repeated_and_what_may_not_is_not(server: JobServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_pass_is_repeated_and_what_may_not_is_not(
+    server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
     from dags.ray_jobs import operator as operator_module
@@ -162,6 +165,10 @@ def test_what_may_pass_is_repeated_and_what_may_not_is_not(server: JobServer, mo
     server.token = "secret"
     with pytest.raises(AirflowFailException, match="RAY_AUTH_TOKEN"):
         operator(server).execute(context())
+    (tmp_path / "token").write_text("secret\n")
+    with monkeypatch.context() as environment:
+        environment.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+        deferred(operator(server), context())
     trigger = deferred(operator(server, headers={"Authorization": "Bearer secret"}), context())
     assert trigger.serialize()[1]["headers"] == {"Authorization": "Bearer secret"}
     with pytest.raises(AirflowFailException, match="ray://head:10001"):
@@ -186,6 +193,7 @@ def test_the_example_runs_on_a_real_cluster_without_troupe(tmp_path: Path) -> No
     shutil.copy(ROOT / "dags" / "ray_jobs" / "example_dag.py", tmp_path / "dags")
     dashboard = f"http://{ray.get_runtime_context().worker.node.address_info['webui_url']}"
     own = {
+        "RAY_AUTH_TOKEN_PATH": str(Path.home() / ".ray" / "auth_token"),
         "AIRFLOW_HOME": str(tmp_path / "home"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "false",
