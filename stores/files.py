@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,22 @@ from uuid import uuid4
 if TYPE_CHECKING:
     from lancedb import DBConnection
     from pyarrow.fs import FileSystem
+
+
+def cache_folder() -> Path:
+    """Returns the folder for what this machine may make or fetch again: TROUPE_CACHE, else this user's own among temporary files.
+
+    Raises ValueError where the latter is somebody else's: anybody may make it first, and its owner could exchange what lies in it.
+    """
+    if chosen := os.environ.get("TROUPE_CACHE"):
+        return Path(chosen)
+    folder = Path(tempfile.gettempdir()) / f"troupe-{os.getuid()}"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    if folder.stat().st_uid != os.getuid():
+        raise ValueError(
+            f"{folder} belongs to another user, and what lies there would be run: set TROUPE_CACHE to a folder"
+        )
+    return folder
 
 
 def is_uri(location: str) -> bool:

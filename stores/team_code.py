@@ -17,7 +17,6 @@ import os
 import re
 import sys
 import sysconfig
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stores.files import write_file
+from stores.files import cache_folder, write_file
 
 PREFIX = "troupe_code_"
 TROUPE = ("dags", "pipelines", "serve_apps", "stores", "train_loops")
@@ -158,14 +157,11 @@ def _opened(code: Mapping[str, str]) -> _Code:
 
 def _written(code: Mapping[str, str], package: str) -> Path:
     """Returns a folder of this user's alone with the files of a code: tracebacks and processes of the team read them."""
-    chosen = os.environ.get("TROUPE_CACHE")
-    above = Path(chosen or Path(tempfile.gettempdir()) / f"troupe-{os.getuid()}")
-    cache = above / "code"
+    cache = cache_folder() / "code"
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Anybody may make a folder for temporary files first; its owner could exchange what lies in it.
-    if any(folder.stat().st_uid != os.getuid() for folder in ([cache] if chosen else [above, cache])):
+    if cache.stat().st_uid != os.getuid():
         raise ValueError(
-            f"{cache}, or the folder that it is in, belongs to another user, and what lies there would be run: set TROUPE_CACHE to a folder"
+            f"{cache} belongs to another user, and what lies there would be run: set TROUPE_CACHE to a folder"
         )
     for path, text in code.items():
         file, data = cache / package / path, text.encode()

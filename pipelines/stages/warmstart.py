@@ -224,6 +224,7 @@ class _TextSpy:
     knows_tools = True  # the tiny models' chat template shows them
     chat_template = OPEN  # and has calls in the format of Hermes
     end_ids: frozenset[int] = frozenset()
+    turn_ids: frozenset[int] = frozenset()
     folder = ""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ PROMPT_FIELDS = (
 CASE_FIELDS = ("input", "inputs", "stdin", *TEST_FIELDS, *SPLIT_TEST_FIELDS)
 """A mapping with one of these fields holds tests."""
 STARTER_FIELDS = ("starter_code", "extra_info.starter_code")
-ID_FIELDS = ("task_id", "id", "unique_id", "question_id", "query_id", "uid", "extra_info.index")
+ID_FIELDS = ("task_id", "id", "unique_id", "question_id", "problem_id", "query_id", "uid", "extra_info.index")
 """What names a row within its source: where the row names that, too, both make up the task's id."""
 SOURCE_FIELDS = ("data_source", "source", "env_kwargs.data_source")
 INNER_ANSWER_FIELDS = ("target", "ground_truth", "golden_answers", "answer")

@@ -101,6 +101,8 @@ class ChatTokenizer:
         past = [self._render_exchange(EXCHANGE), self._render_exchange(EXCHANGE[:2])]
         around = self._control.found("".join(past) if all(past) else plain)
         self._unseen = frozenset(ends | named | (around - tags))
+        self.turn_ids = self._unseen & added.keys() - self.end_ids
+        """The control tokens that begin a turn or fill a row: no answer holds one."""
         # In a completion tags and the marks of tool calls are tokens; what begins or ends a turn comes of no text.
         self._turns = ControlTokens(self._backend, self._unseen & added.keys())
 

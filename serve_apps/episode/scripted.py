@@ -108,7 +108,7 @@ class ByteTokenizer(ChatTokenizer):
 
     def __init__(self) -> None:
         """Makes a tokenizer that needs no model folder."""
-        self.end_ids = frozenset({self.eos_id})
+        self.end_ids, self.turn_ids = frozenset({self.eos_id}), frozenset()
 
     @property
     def chat_template(self) -> str:

@@ -1,7 +1,7 @@
 """constraints: what a request says its answer must look like -> the text of `Sampling.constraint`.
 
-The text is JSON: an argument of vLLM's `StructuredOutputsParams`, and `end_ids`, the tokens that may follow when the form is
-complete. The trainer makes the masks of such a turn again from it (`train_loops/rows/masks.py`).
+The text is JSON: an argument of vLLM's `StructuredOutputsParams`; `end_ids`, the tokens that may follow when the form is complete;
+and `never`, control tokens that it does not spell: to a grammar they are the text of their names, which any string may hold. The trainer makes the masks of such a turn again from it (`train_loops/rows/masks.py`).
 
 tool_choice required, named      a call in the model's own format, by vLLM's structural tag of that format
 response_format, structured_outputs                                                  vLLM's own argument
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache, partial
@@ -78,7 +78,7 @@ async def prepared_constraint(request: ChatRequest, reader: AnswerReader, *, is_
     if not is_constrained(request):
         return ""
     if not tokenizer.folder:  # a scripted model: there is no engine that a form could stop
-        return constraint_text(constraint_of(request, tools, reader.thoughts), tokenizer.end_ids)
+        return constraint_text(constraint_of(request, tools, reader.thoughts), tokenizer)
     return await tried_constraint(
         request, tokenizer, parsers=reader.parsers, thoughts=reader.thoughts.thoughts, is_patient=is_patient
     )
@@ -106,7 +106,7 @@ async def tried_constraint(
     return await form_process().constraint(form, is_patient=is_patient)
 
 
-def constraint_text(arguments: Mapping[str, Any], end_ids: Collection[int]) -> str:
+def constraint_text(arguments: Mapping[str, Any], tokenizer: ChatTokenizer) -> str:
     """Returns `Sampling.constraint`; empty where there are no arguments.
 
     What vLLM would turn into another form first is written in that form: choices as a structural tag, `json_object` as a schema.
@@ -118,7 +118,9 @@ def constraint_text(arguments: Mapping[str, Any], end_ids: Collection[int]) -> s
         form = _structural_tag(_as_format(form))
     elif "json_object" in form:
         form = {"json": {"type": "object"}}
-    return json.dumps(form | {"end_ids": sorted(end_ids)}, ensure_ascii=False)
+    text = json.dumps(form, ensure_ascii=False)
+    never = [token for token in sorted(tokenizer.turn_ids) if tokenizer.token_text(token) not in text]
+    return json.dumps(form | {"end_ids": sorted(tokenizer.end_ids), "never": never}, ensure_ascii=False)
 
 
 def constraint_of(request: ChatRequest, tools: OfferedTools, thoughts: ThoughtReader) -> dict[str, Any]:

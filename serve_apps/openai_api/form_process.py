@@ -26,7 +26,7 @@ from serve_apps.openai_api.chat_request import ChatRequest
 from serve_apps.openai_api.constraints import OVERLOADED, constraint_of, constraint_text
 from serve_apps.openai_api.protocol import MAX_ECHO, ApiError
 from serve_apps.openai_api.tool_formats import OfferedTools
-from stores.traces.grammars import compiled
+from stores.traces.grammars import compiled, stated
 
 TRIAL_CPU_S = 2
 TRIAL_S = 20.0
@@ -78,12 +78,12 @@ def constraint_for(asked: Mapping[str, Any]) -> str:
         is_single=not request.parallel_tool_calls,
     )
     thoughts = ThoughtReader(marks=form.thoughts, thoughts=asked["thoughts"])
-    return constraint_text(constraint_of(request, tools, thoughts), tokenizer.end_ids)
+    return constraint_text(constraint_of(request, tools, thoughts), tokenizer)
 
 
 def _tried(folder: str, constraint: str) -> str:
     """Returns why a constraint cannot be used; empty where it can."""
-    form = {kind: value for kind, value in json.loads(constraint).items() if kind != "end_ids"}
+    form, *_ = stated(constraint)
     _vocabulary(folder)
     return _in_a_fork(lambda: _compile(folder, form))
 

@@ -32,15 +32,43 @@ class Grammars:
         self._compiler = xgrammar.GrammarCompiler(info, cache_limit_bytes=CACHE_BYTES)
 
     def matcher(self, constraint: str, *, end_ids: Collection[int] = ()) -> Any:
-        """Returns an xgrammar matcher at the beginning of the grammar; ValueError or RuntimeError where there is none.
+        """Returns a matcher at the beginning of the grammar; ValueError or RuntimeError where there is none.
 
         Args: end_ids: further tokens that may follow when the form is complete.
         """
         import xgrammar
 
-        stated = json.loads(constraint)
-        ends = sorted({*stated.pop("end_ids"), *end_ids})
-        return xgrammar.GrammarMatcher(compiled(self._compiler, stated), override_stop_tokens=ends)
+        form, own_ends, never = stated(constraint)
+        ends = sorted({*own_ends, *end_ids})
+        return Matcher(xgrammar.GrammarMatcher(compiled(self._compiler, form), override_stop_tokens=ends), never)
+
+
+class Matcher:
+    """An xgrammar matcher, and tokens that it takes for the text of their names but that no answer holds."""
+
+    def __init__(self, matcher: Any, never: Collection[int]) -> None:
+        self._matcher, self._never = matcher, frozenset(never)
+
+    def is_terminated(self) -> bool:
+        """Whether the form is complete and a token that ends it was taken."""
+        return bool(self._matcher.is_terminated())
+
+    def fill_next_token_bitmask(self, mask: Any) -> None:
+        """Sets the bits of the tokens that may come next. Args: mask: int32 [1, ceil(V / 32)], a tensor on the CPU."""
+        self._matcher.fill_next_token_bitmask(mask)
+        bits = mask.numpy().view("uint32")
+        for token in self._never:
+            bits[0, token // 32] &= ~(1 << token % 32) & 0xFFFFFFFF
+
+    def accept_token(self, token: int) -> bool:
+        """Goes on by a token; False where it is not allowed."""
+        return token not in self._never and bool(self._matcher.accept_token(token))
+
+
+def stated(constraint: str) -> tuple[dict[str, Any], list[int], list[int]]:
+    """Returns what `Sampling.constraint` says: {kind: form}, the tokens that may end it, and those that it never holds."""
+    form = json.loads(constraint)
+    return form, form.pop("end_ids"), form.pop("never", [])
 
 
 def compiled(compiler: Any, form: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
+from stores.files import cache_folder
 from stores.types import ModelVersionRef
 from stores.weights.manifest import Manifest, read_manifest, verify_files
 from stores.weights.weight_files import MANIFEST, Folder, rename, sweep
@@ -33,14 +34,14 @@ def fetch(ref: ModelVersionRef, cache_dir: str | Path | None = None, *, with_ten
 
     Args:
         ref: the version.
-        cache_dir: the folder of all copies; default TROUPE_CACHE, else a folder for temporary files.
+        cache_dir: the folder of all copies; default `stores.files.cache_folder()`.
         with_tensors: False where config and tokenizer are enough; the folder may hold the tensors all the same.
     """
     folder = Folder.at(ref.uri)
     manifest = read_manifest(ref)
     if folder.is_local:
         return Path(folder.path)
-    cache = cache_folder(cache_dir) / sha256(ref.uri.rpartition("/")[0].encode()).hexdigest()[:16]
+    cache = copies_folder(cache_dir) / sha256(ref.uri.rpartition("/")[0].encode()).hexdigest()[:16]
     names = [n for n in manifest.files if with_tensors or not n.endswith(".safetensors")]
     whole = cache / f"v{ref.version}-{ref.manifest_sha256[:16]}"
     target = whole if with_tensors or _is_used(whole, names) else whole.with_name(f"{whole.name}-small")
@@ -102,10 +103,9 @@ def _remove(copy: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def cache_folder(cache_dir: str | Path | None = None) -> Path:
+def copies_folder(cache_dir: str | Path | None = None) -> Path:
     """Returns the folder in which this machine keeps this user's copies of remote versions."""
-    own = Path(tempfile.gettempdir()) / f"troupe-{os.getuid()}"  # another user's could not be written to
-    return Path(cache_dir or os.environ.get("TROUPE_CACHE") or own) / "weights"
+    return Path(cache_dir or cache_folder()) / "weights"
 
 
 def evict(cache: Path, *, num_kept: int = NUM_CACHED, used_s: float = CACHED_S) -> int:

@@ -122,7 +122,7 @@ def test_a_job_that_outlasts_the_wait_is_deferred_and_no_line_comes_twice(
     server.put(job, "RUNNING", "episode 1\n")
     trigger = deferred(operator("stage collect", iteration=2, in_task_s=0.3), context())
     server.put(job, "SUCCEEDED", "episode 1\nepisode 2\ntroupe-ref: {}\n", driver_exit_code=0)
-    assert event_of(trigger)["outcome"]["status"] == "SUCCEEDED"
+    assert event_of(trigger)["ended"]["status"] == "SUCCEEDED"
     shown = capsys.readouterr().out
     assert [shown.count(line) for line in ("episode 1", "episode 2")] == [1, 1]
 
@@ -166,7 +166,7 @@ troupe-ref train/a: {"model": {"version": 2}}
 
 def iterating(server: JobServer) -> str:
     """The job of iteration 2, in stage train."""
-    job = deferred(operator("iterate"), context()).submission_id
+    job = deferred(operator("iterate"), context()).job.submission_id
     server.put(job, "RUNNING", 'troupe-ref begin: {"iteration": 2, "since": 1.0}\n' + ITERATE_LOG)
     return job
 
@@ -192,7 +192,7 @@ def test_an_iteration_is_one_job_whose_parts_are_the_results_of_its_tasks(
     server.put(
         job, "RUNNING", server.logs[job] + 'troupe-ref train/b: {"model": {"version": 3}}\nsync of iteration 2\n'
     )
-    assert event_of(trigger)["outcome"]["ref"] == {"model": {"version": 3}}
+    assert event_of(trigger)["ended"]["ref"] == {"model": {"version": 3}}
     assert "sync of" not in capsys.readouterr().out
 
 
@@ -208,8 +208,11 @@ def test_a_stage_at_which_the_iterations_job_ended_is_repeated_in_a_job_of_its_o
         task.resume(context(), event_of(trigger))
     assert not isinstance(raised.value, AirflowFailException)
     assert operator("stage score", iteration=2, job=job).execute(context()) == {"outcome": 0.5}, "it was done before"
-    assert deferred(task, context()).submission_id == "troupe-small-it2-train-b-a0"
-    assert deferred(operator("stage sync", iteration=2, job=job), context()).submission_id == "troupe-small-it2-sync-a0"
+    assert deferred(task, context()).job.submission_id == "troupe-small-it2-train-b-a0"
+    assert (
+        deferred(operator("stage sync", iteration=2, job=job), context()).job.submission_id
+        == "troupe-small-it2-sync-a0"
+    )
 
 
 def test_where_an_iterations_job_is_stopped_a_task_goes_on_in_a_job_of_its_own_unless_it_is_killed_itself(
@@ -224,7 +227,7 @@ def test_where_an_iterations_job_is_stopped_a_task_goes_on_in_a_job_of_its_own_u
     trigger = deferred(sibling, context())
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(killed.execute, context())
-        while killed._attached is None:
+        while killed._job is None:
             time.sleep(0.01)
         killed.on_kill()
         assert server.stopped == [job]
@@ -234,33 +237,33 @@ def test_where_an_iterations_job_is_stopped_a_task_goes_on_in_a_job_of_its_own_u
     assert not isinstance(raised.value, AirflowFailException) and len(server.requests) == 1
     with pytest.raises(TaskDeferred) as going_on:
         sibling.resume(context(), event_of(trigger))
-    assert going_on.value.trigger.submission_id == "troupe-small-it2-train-b-a0"
+    assert going_on.value.trigger.job.submission_id == "troupe-small-it2-train-b-a0"
 
 
 def test_a_schedule_that_trains_nothing_skips_with_the_reason_whoever_begins(server: JobServer) -> None:
     from airflow.sdk.exceptions import AirflowSkipException
 
-    job = deferred(operator("iterate"), context()).submission_id
+    job = deferred(operator("iterate"), context()).job.submission_id
     server.put(job, "SUCCEEDED", 'troupe-ref begin: {"skip": "nothing new"}\n', driver_exit_code=0)
     with pytest.raises(AirflowSkipException, match="nothing new"):
         operator("iterate").execute(context())
 
 
 def test_a_restarted_trigger_is_made_from_what_it_serializes(server: JobServer) -> None:
-    from dags.ray_job import RayJobTrigger
+    from dags.ray_job import TroupeJobTrigger
 
     trigger = deferred(operator("stage score", iteration=1), context())
     path, kwargs = trigger.serialize()
-    assert path == f"{RayJobTrigger.__module__}.{RayJobTrigger.__name__}"
+    assert path == f"{TroupeJobTrigger.__module__}.{TroupeJobTrigger.__name__}"
     server.put(kwargs["submission_id"], "SUCCEEDED", "troupe-ref: {}\n")
-    assert event_of(RayJobTrigger(**kwargs))["outcome"]["status"] == "SUCCEEDED"
+    assert event_of(TroupeJobTrigger(**kwargs))["ended"]["status"] == "SUCCEEDED"
 
 
 def test_a_restarted_task_attaches_to_the_job_that_runs(server: JobServer) -> None:
     first = deferred(operator("stage collect", iteration=1), context())
-    server.put(first.submission_id, "RUNNING")
+    server.put(first.job.submission_id, "RUNNING")
     second = deferred(operator("stage collect", iteration=1), context())
-    assert second.submission_id == first.submission_id
+    assert second.job.submission_id == first.job.submission_id
     assert len(server.requests) == 1
 
 
@@ -268,46 +271,46 @@ def test_a_cleared_task_that_meets_its_job_on_the_way_down_submits_the_next_atte
     from airflow.sdk.exceptions import TaskDeferred
 
     cleared = deferred(operator("stage collect", iteration=1), context())
-    server.put(cleared.submission_id, "RUNNING")
+    server.put(cleared.job.submission_id, "RUNNING")
     trigger = deferred(operator("stage collect", iteration=1), context())
-    server.put(cleared.submission_id, "STOPPED")
+    server.put(cleared.job.submission_id, "STOPPED")
     with pytest.raises(TaskDeferred) as raised:
         operator("stage collect", iteration=1).resume(context(), event_of(trigger))
-    assert raised.value.trigger.submission_id == cleared.submission_id.replace("-a0", "-a1")
-    assert raised.value.trigger.is_new
+    assert raised.value.trigger.job.submission_id == cleared.job.submission_id.replace("-a0", "-a1")
+    assert raised.value.trigger.job.is_new
 
 
 def test_begin_is_claimed_by_its_dag_run_and_skips_with_the_reason(server: JobServer) -> None:
     from airflow.sdk.exceptions import AirflowSkipException
 
-    one, again, two = (deferred(operator("begin"), context(run)).submission_id for run in ("a", "a", "b"))
+    one, again, two = (deferred(operator("begin"), context(run)).job.submission_id for run in ("a", "a", "b"))
     assert one == again != two
     assert "--claim train_team__small/a" in server.requests[one]["entrypoint"]
     assert "--force" not in server.requests[one]["entrypoint"]
-    forced = deferred(operator("begin"), context("c", force=True)).submission_id
+    forced = deferred(operator("begin"), context("c", force=True)).job.submission_id
     assert server.requests[forced]["entrypoint"].endswith("--force")
 
     given = context()
     outcome = {"submission_id": one, "status": "SUCCEEDED", "exit_code": 0, "ref": {"skip": "nothing new"}, "error": ""}
-    event = {"outcome": outcome, "is_new": True}
+    fields = {"address": server.url, "submission_id": one, "deadline": 0.0, "is_new": True}
     with pytest.raises(AirflowSkipException, match="nothing new"):
-        operator("begin").resume(given, event)
+        operator("begin").resume(given, {"ended": outcome, "fields": fields})
     assert given["ti"].skip == "nothing new"
 
 
 def test_work_by_hand_belongs_to_its_dag_run_and_quotes_what_people_type(server: JobServer) -> None:
     task = operator("promote", arguments=["--run", "small", "--reason", "a; rm -rf /", ""])
-    one, two = (deferred(task, context(run)).submission_id for run in ("a", "b"))
+    one, two = (deferred(task, context(run)).job.submission_id for run in ("a", "b"))
     assert one != two
     assert server.requests[one]["entrypoint"].endswith("troupe promote --run small --reason 'a; rm -rf /'")
 
 
 def test_work_by_hand_is_done_again_where_its_task_was_cleared_and_not_where_it_is_retried(server: JobServer) -> None:
     task = operator("watch", arguments=["--run", "small"])
-    first = deferred(task, context()).submission_id
+    first = deferred(task, context()).job.submission_id
     server.put(first, "SUCCEEDED", 'troupe-ref: {"state": "alarm"}\n')
     assert task.execute(context()) == {"state": "alarm"}
-    assert deferred(task, context(clear_number=1)).submission_id != first
+    assert deferred(task, context(clear_number=1)).job.submission_id != first
 
 
 def test_the_asset_of_a_team_is_updated_where_its_champion_moved_and_nowhere_else(
@@ -347,7 +350,7 @@ def test_how_a_job_fails_decides_whether_airflow_repeats_it(
 
     trigger = deferred(operator("stage collect", iteration=1), context())
     log = "troupe: out of memory in EngineCore: lower serve.kv_cache_gib\n"
-    server.put(trigger.submission_id, status, log, driver_exit_code=code)
+    server.put(trigger.job.submission_id, status, log, driver_exit_code=code)
     with pytest.raises(
         AirflowException, match="lower serve.kv_cache_gib" if status == "FAILED" else "by hand"
     ) as raised:
@@ -374,5 +377,5 @@ def test_clearing_or_killing_a_task_stops_its_job(server: JobServer) -> None:
     trigger = deferred(task, context())
     asyncio.run(trigger.on_kill())
     task.on_kill()
-    assert server.stopped == [trigger.submission_id] * 2
+    assert server.stopped == [trigger.job.submission_id] * 2
     operator("stage collect").on_kill()

@@ -14,9 +14,11 @@ import yaml
 
 from pipelines.config.run_config import load_config
 from pipelines.run.run import Run
+from serve_apps.chat.tokenizer import load_tokenizer
 from stores.weights.manifest import stored_dtype
 from tests.e2e.local_runs import finish, report_of
 from tests.published_shapes import write_shape
+from tests.small_tokenizers import NO_THOUGHT, SWITCH
 
 pytestmark = pytest.mark.nightly
 
@@ -31,7 +33,7 @@ TEAMS: dict[str, dict[str, tuple[str, dict[str, Any], str]]] = {
     },
     "adapters": {
         "one": ("llama3", {"base": "shared", "train": {"lora": {"rank": 8}}}, "float32"),
-        "two": ("qwen3", {}, "float32"),
+        "two": ("qwen3", {"chat_template_kwargs": {"enable_thinking": False}}, "float32"),
         "three": ("qwen3", BF16_TRAINER, "bfloat16"),
     },
 }
@@ -45,6 +47,10 @@ def write_config(root: Path, team: str) -> Path:
         agent: {"agents": [agent], "model": str(write_shape(family, root / agent)), **settings}
         for agent, (family, settings, _) in TEAMS[team].items()
     }
+    for agent, (family, *_) in TEAMS[team].items():
+        if family == "qwen3":  # the shape's template has no switch of thinking of its own
+            with (root / agent / "chat_template.jinja").open("a") as template:
+                template.write(SWITCH)
     config = {
         "run": f"published-{team}",
         "iterations": 1,
@@ -85,5 +91,11 @@ def test_published_folders_train_and_their_versions_are_proven(team: str, tmp_pa
         assert ref is not None and stored_dtype(run.weights.manifest(ref).tensors) == dtype
         gap = run.iteration(1).trained[group].metrics["train/logprob_gap_mean"]
         assert gap < (1e-3 if "serve" not in settings and "deepspeed" not in str(settings) else 0.05)
+    ends = {
+        (turn.agent, load_tokenizer(str(tmp_path / turn.agent)).decode(turn.prompt_token_ids).endswith(NO_THOUGHT))
+        for trace in run.traces.read_traces(run.iteration(1).collected.traces)
+        for turn in trace.turns
+    }
+    assert ends == {(agent, "chat_template_kwargs" in settings) for agent, (_, settings, _) in TEAMS[team].items()}
     if team == "whole":
         assert "model_groups.one: rows are padded, not packed" in log.read_text()

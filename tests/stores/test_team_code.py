@@ -274,7 +274,7 @@ def test_a_folder_that_another_user_has_made_around_the_copies_is_refused(
         return os.stat_result((*found[:4], 12345 if path.name == f"troupe-{me}" else me, *found[5:]))
 
     monkeypatch.setattr(Path, "stat", of_another_user)
-    with pytest.raises(ValueError, match=r"the folder that it is in, belongs to another user"):
+    with pytest.raises(ValueError, match=r"troupe-\d+ belongs to another user"):
         workflow_of(team_files(" of a folder in a folder"))
 
 

@@ -12,16 +12,15 @@ import asyncio
 import logging
 import os
 import sqlite3
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from hashlib import sha256
 from math import isfinite, nan
-from pathlib import Path
 from typing import Any
 
 from serve_apps.authoring.contracts import Tags
 from serve_apps.http.peer import AsyncPeer, PeerError, pause_s
+from stores.files import cache_folder
 from stores.urls import without_secrets
 
 logger = logging.getLogger(__name__)
@@ -156,7 +155,7 @@ class Judge:
 
 @contextmanager
 def _cache() -> Iterator[sqlite3.Connection]:
-    folder = Path(os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / f"troupe-{os.getuid()}")
+    folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = folder / "judged.sqlite"
     try:

@@ -32,7 +32,7 @@ from stores.journal.stage_results import Decided
 from stores.logs import bound
 from stores.traces.tables import iteration_of_table
 from stores.types import Purpose, RewardsRef, TracesRef
-from stores.weights.weight_cache import cache_folder, evict
+from stores.weights.weight_cache import copies_folder, evict
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def _remove(run: Run, chosen: Plan) -> int:
     for group, versions in chosen.versions.items():
         for version in set(versions) - kept[group]:
             run.weights.remove(group, version)
-    return sum(evict(copy) for copy in cache_folder().glob("*"))
+    return sum(evict(copy) for copy in copies_folder().glob("*"))
 
 
 def _work(run: Run, before: StageRow | None) -> dict[str, Any]:

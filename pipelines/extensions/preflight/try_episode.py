@@ -13,6 +13,7 @@ from pathlib import Path
 from pipelines.config.run_config import RunConfig
 from pipelines.credit.rule import load_credit, score_trace
 from pipelines.tasks.sources import iter_tasks
+from serve_apps.authoring.agent import AuthorError
 from serve_apps.authoring.contracts import Boxed, Contract, JsonKeys, OneOf, Tags, Thinking
 from serve_apps.authoring.workflow import Workflow, load_workflow
 from serve_apps.chat.tokenizer import ChatTokenizer, load_tokenizer
@@ -68,11 +69,21 @@ def _tokenizer(config: RunConfig) -> ChatTokenizer | None:
 
 def _speaker(config: RunConfig, workflow: Workflow) -> Callable[[AgentCall], str]:
     """Says what the demonstrator of the warm start would, or else the shortest text that fits an agent's contract."""
-    if config.warmstart is not None and config.warmstart.demonstrator:
-        demonstrator = open_by_name(config.warmstart.demonstrator, place="warmstart.demonstrator")
-        dice = random.Random(config.seed)
-        return lambda call: str(demonstrator(call.agent, call.task, call.inputs, dice))
-    return lambda call: example_of(workflow.agents[call.agent].contract)
+    if config.warmstart is None or not config.warmstart.demonstrator:
+        return lambda call: example_of(workflow.agents[call.agent].contract)
+    demonstrator = open_by_name(config.warmstart.demonstrator, place="warmstart.demonstrator")
+    dice = random.Random(config.seed)
+
+    def demonstrated(call: AgentCall) -> str:
+        try:
+            return str(demonstrator(call.agent, call.task, call.inputs, dice))
+        except Exception as error:
+            raise AuthorError(
+                f"warmstart.demonstrator {config.warmstart.demonstrator!r} raised {type(error).__name__}: {error}: where it was written "
+                "for other tasks, name one for these, or begin with a model (`warmstart: null`)"
+            ) from error
+
+    return demonstrated
 
 
 def example_of(contract: Contract) -> str:

@@ -10,7 +10,7 @@ under way ends with the version it began with. Every request names an adapter: t
 from __future__ import annotations
 
 import asyncio
-import json
+import math
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -32,6 +32,7 @@ from serve_apps.engines.port import (
 from serve_apps.engines.tensors import Shapes, check_tensors, load_tensors, stored_shapes
 from serve_apps.engines.vllm.settings import LOGGING, engine_arguments, engine_environment
 from stores.traces.conventions import allowed_tokens
+from stores.traces.grammars import stated
 from stores.types import FinishReason, GenerateRequest, ModelVersionRef
 
 GRAMMAR_FAILED = "error"
@@ -210,8 +211,9 @@ def sampling_params(request: GenerateRequest, stop_token_ids: Sequence[int]) -> 
     if allowed:
         settings["allowed_token_ids"] = allowed
     elif constraint:
-        form = {name: value for name, value in json.loads(constraint).items() if name != "end_ids"}
+        form, _, never = stated(constraint)
         settings["structured_outputs"] = StructuredOutputsParams(**form)
+        settings["logit_bias"] = {**(settings.get("logit_bias") or {}), **dict.fromkeys(never, -math.inf)}
     ends = [] if settings.get("ignore_eos") else stop_token_ids
     return SamplingParams(
         seed=request.seed,

@@ -11,7 +11,6 @@ The trace holds the error of a retriever that fails.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from typing import Any
 from serve_apps.authoring.agent import Tool
 from serve_apps.extensions.retrieval.retriever import EmbeddedRetriever, HttpRetriever, Retriever, as_information
 from stores.by_name import check_settings, open_by_name
+from stores.files import cache_folder
 from stores.traces.corpus import INDEX, Corpus, build_corpus
 
 MAX_DOCUMENT_CHARS = 2000
@@ -71,7 +71,7 @@ def _built(path: str, settings: Mapping[str, Any]) -> str:
     """Returns the corpus of a function's documents in this machine's cache; the first process that needs it builds it."""
     documents = open_by_name(path, place="workflow.settings.retriever.documents")
     check_settings(documents, settings, place="workflow.settings.retriever")
-    corpora = Path(os.environ.get("TROUPE_CACHE") or Path(tempfile.gettempdir()) / "troupe") / "corpora"
+    corpora = cache_folder() / "corpora"
     corpora.mkdir(parents=True, exist_ok=True)
     made_of = sha256(json.dumps(dict(INDEX), sort_keys=True).encode())
     with tempfile.TemporaryDirectory(dir=corpora, prefix=".build-") as scratch:

@@ -345,7 +345,7 @@ def _limit(header: dict[str, Any]) -> None:
 
 def _execute(header: dict[str, Any], request: dict[str, Any], prelude: dict[str, Any], module: ModuleType) -> int:
     try:
-        program = compile(header["code"], "program.py", "exec")
+        program = compile(header["code"].removeprefix("\ufeff"), "program.py", "exec")
     except BaseException:  # noqa: BLE001 - SyntaxError, ValueError, RecursionError, MemoryError, SystemError ...
         traceback.print_exc(limit=0)
         return _COMPILE_ERROR

@@ -45,7 +45,7 @@ def test_sources_that_number_their_rows_alike_make_one_set(tmp_path: Path) -> No
     ]
 
 
-@pytest.mark.parametrize("field", ["task_id", "uid", "query_id", "unique_id"])
+@pytest.mark.parametrize("field", ["task_id", "uid", "query_id", "problem_id", "unique_id"])
 def test_a_row_is_called_by_what_names_it(tmp_path: Path, field: str) -> None:
     (task,) = tasks_of(tmp_path, [{field: 7, "question": "6 + 1", "answer": "7"}])
     assert task.task_id == "7"

@@ -29,6 +29,10 @@ ONE: dict[str, dict[str, Any]] = {
     "filters": {"temperature": 1.4, "top_k": 40, "top_p": 0.9, "min_p": 0.1},
     "choice": {"constraint": constraint_of([35, 9, 40])},
     "form": {"constraint": json.dumps({"regex": "[0-9]{2}", "end_ids": [2]})},
+    "never": {
+        "constraint": json.dumps({"regex": ".{2,60}", "end_ids": [2], "never": [0, 1]}),
+        "settings": {"logit_bias": {0: 50.0, 1: 50.0}},
+    },
     "repetition": {"settings": {"repetition_penalty": 1.7}},
     "bias": {"settings": {"logit_bias": {7: 4.0, 11: -2.5}}},
     "allowed": {"settings": {"allowed_token_ids": [5, 9, 11, 23]}},

@@ -76,6 +76,7 @@ def check(folder: Path, tmp_path: Path, prompts: list[list[int]]) -> None:
             assert a["top"].keys() == b["top"].keys(), name
             assert a["top"] == pytest.approx(b["top"], abs=CLOSE), name
             assert a["allowed"] == pytest.approx(b["allowed"], abs=CLOSE), name
+    assert all(not {"0", "1"} & first["top"].keys() for first in vllm["first"]["never"])
     before, after = (largest(a, b) for a, b in zip(ours["probes"], vllm["probes"], strict=True))
     assert max(before, after) < CLOSE and largest(*ours["probes"]) > 100 * CLOSE
     assert ours["swapped"]["token_ids"] == vllm["swapped"]["token_ids"]

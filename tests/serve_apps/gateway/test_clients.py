@@ -50,8 +50,9 @@ async def test_what_is_asked_of_the_engine_reaches_it(scene: Scene) -> None:
             extra_body={"structured_outputs": {"choice": ["yes", "no"]}, "min_tokens": 2, "ignore_eos": True},
         )
     typed, chosen = scene.streams.requests
-    end_ids = sorted(scene.streams.tokenizer.end_ids)
-    assert json.loads(typed.sampling.constraint) == {"json": SCHEMA, "end_ids": end_ids} and not typed.settings
+    tokenizer = scene.streams.tokenizer
+    tokens = {"end_ids": sorted(tokenizer.end_ids), "never": sorted(tokenizer.turn_ids)}
+    assert json.loads(typed.sampling.constraint) == {"json": SCHEMA} | tokens and not typed.settings
     tag = json.loads(json.loads(chosen.sampling.constraint)["structural_tag"])
     assert [choice["value"] for choice in tag["format"]["elements"]] == ["yes", "no"]
     assert chosen.settings == {"logit_bias": {7: -3.0}, "min_tokens": 2, "ignore_eos": True}

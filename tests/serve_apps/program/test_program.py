@@ -340,7 +340,9 @@ def test_what_an_answer_must_match_is_stored_with_its_turn(tiny_model: Path) -> 
         Program(ONE, command=code(body)), tiny_model, says, timeout_s=240
     )  # the first form waits for vLLM's imports
     typed, chosen, forced, free = (turn.sampling.constraint for turn in trace.turns)
-    assert json.loads(typed) == {"json": schema, "end_ids": sorted(ChatTokenizer(tiny_model).end_ids)}
+    tokenizer = ChatTokenizer(tiny_model)
+    tokens = {"end_ids": sorted(tokenizer.end_ids), "never": sorted(tokenizer.turn_ids)}
+    assert json.loads(typed) == {"json": schema} | tokens
     assert '"no"' in json.loads(chosen)["structural_tag"] and "<tool_call>" in json.loads(forced)["structural_tag"]
     assert free == "" and all(turn.sampling.is_unfiltered for turn in trace.turns)
 

@@ -24,7 +24,7 @@ from stores.types import ModelVersionRef
 from stores.weights import weight_cache
 from stores.weights.manifest import Manifest, Probe, read_safetensors_header, verify_folder
 from stores.weights.store import WeightStore
-from stores.weights.weight_cache import CACHED_S, cache_folder, evict, fetch
+from stores.weights.weight_cache import CACHED_S, copies_folder, evict, fetch
 from stores.weights.weight_files import Folder
 
 pytestmark = pytest.mark.test
@@ -308,14 +308,14 @@ def test_verify_sees_what_a_remote_store_lost_though_a_copy_is_here(
         store.verify(ref)
 
 
-def test_users_of_one_machine_have_copies_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_of_one_machine_have_copies_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one could not write beside those of the first: PermissionError on /tmp/troupe."""
     monkeypatch.delenv("TROUPE_CACHE", raising=False)
-    folders = []
-    for user in (1000, 1001):
-        monkeypatch.setattr(os, "getuid", lambda user=user: user)
-        folders.append(cache_folder().parent)
-    assert folders[0] != folders[1] and folders[0].parent == folders[1].parent
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert copies_folder() == tmp_path / f"troupe-{os.getuid()}" / "weights"
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(ValueError, match="troupe-12345 belongs to another user"):  # made by this user, beside the first
+        copies_folder()
 
 
 @pytest.mark.parametrize("name", ["solver#1", "solver?1"])

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from serve_apps.chat.tokenizer import ChatTokenizer
+from serve_apps.openai_api.constraints import constraint_text
 from stores.traces.conventions import constraint_of
 from train_loops.config import MismatchConfig
 from train_loops.engine import logprobs as logprobs_module
@@ -109,6 +111,25 @@ def test_every_kind_of_form_is_made_again_and_another_text_is_refused(rows: Rows
         ValueError, match=r"episode e7, turn 0 \(solver\): token \d+ at position \d+ of the completion is not"
     ):
         with_masks([rows.row('{"worth": true}', form, number=7)], rows.folder)
+
+
+def test_a_string_holds_no_control_token(rows: Rows) -> None:
+    constraint = constraint_text({"json": {"type": "string"}}, ChatTokenizer(rows.folder))
+    prompt, said = (rows.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (PREFIX, '"yes"'))
+    (row,) = with_masks([sample("e0", 0, prompt, said, agent="solver", constraint=constraint)], rows.folder)
+    control = {rows.tokenizer.convert_tokens_to_ids(text) for text in ("<|pad|>", "<|im_start|>")}
+    for position in range(len(said)):
+        assert not control & of_token(row, position, len(rows.tokenizer))
+    spoilt = [*said[:-1], max(control), said[-1]]
+    with pytest.raises(ValueError, match=f"token {max(control)} at position {len(said) - 1} .* is not allowed"):
+        with_masks([sample("e0", 0, prompt, spoilt, agent="solver", constraint=constraint)], rows.folder)
+
+
+def test_a_control_token_that_the_form_spells_is_allowed(tiny_model: Path) -> None:
+    tokenizer = ChatTokenizer(tiny_model)
+    free = constraint_text({"regex": "x"}, tokenizer)
+    spelt = constraint_text({"grammar": 'root ::= "<|im_start|>"'}, tokenizer)
+    assert (len(json.loads(free)["never"]), len(json.loads(spelt)["never"])) == (2, 1)
 
 
 def test_logprobs_and_entropy_are_over_the_allowed_tokens_and_other_rows_stay(

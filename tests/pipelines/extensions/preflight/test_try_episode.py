@@ -86,6 +86,15 @@ class Threefold:
         return Credit(outcome=3.0, rewards=())
 
 
+def test_a_demonstrator_that_does_not_know_the_tasks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"question": "How many legs has a fly?", "answer": "6"}\n')
+    changes = {"tasks.train": {"path": str(tmp_path / "t.jsonl")}, "collect.tasks_per_iteration": 1}
+    with pytest.raises(
+        TriedEpisodeFailed, match=r"warmstart\.demonstrator '.*arithmetic.*' raised .*: where it was written for"
+    ):
+        list(try_episode(config("infra/workflows/math_chain.yaml", **changes)))
+
+
 def test_without_a_demonstrator_agents_say_what_fits() -> None:
     lines = list(try_episode(config("infra/runs/demo-real.yaml")))
     agents = [line.split()[1] for line in lines if line[0].isdigit()]

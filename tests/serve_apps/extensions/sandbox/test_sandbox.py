@@ -341,6 +341,11 @@ for number in range(4, 4096):
     assert (ran.status, ran.stdout) == ("ended", "")
 
 
+def test_a_byte_order_mark_before_a_program_is_no_error(sandbox: Sandbox) -> None:
+    (ran,) = sandbox.run(Program(code="\ufeffprint(7)"), [""])
+    assert (ran.status, ran.stdout) == ("ended", "7\n")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="root removes anything")
 def test_a_folder_that_a_program_closed_is_removed() -> None:
     def run() -> None:
