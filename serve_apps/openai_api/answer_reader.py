@@ -128,7 +128,7 @@ def answer_format(tokenizer: ChatTokenizer, parsers: Parsers) -> AnswerFormat:
         thoughts = next((marks for marks in KNOWN_MARKS if marks.end in tokenizer.chat_template), None)
     elif parsers.reasoning != "none":
         thoughts = ThoughtMarks(**reasoning_marks(parsers.reasoning, tokenizer.hugging_face)._asdict())
-    tools = tool_format(tokenizer) if parsers.tool == "auto" else format_of_parser(parsers.tool)
+    tools = tool_format(tokenizer) if parsers.tool == "auto" else format_of_parser(parsers.tool, tokenizer)
     return AnswerFormat(tools=tools, thoughts=thoughts)
 
 

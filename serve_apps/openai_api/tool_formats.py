@@ -58,19 +58,19 @@ def tool_format(tokenizer: ChatTokenizer) -> ToolFormat:
         return QWEN3_CODER
     if OPEN in template:
         return HERMES
-    if "[TOOL_CALLS]" in template:
+    if "[TOOL_CALLS]" in template and tokenizer.token_id("[TOOL_CALLS]") is not None:
         return MISTRAL
     if '"parameters"' in template.replace("\\", "") and tokenizer.token_id("<|python_tag|>") is not None:
         return LLAMA3_JSON
     return HERMES
 
 
-def format_of_parser(name: str) -> ToolFormat:
-    """Returns the format that vLLM's tool parser of this name reads; ValueError where vLLM has no such parser."""
-    if name in FORMATS:
-        return FORMATS[name]
-    check_tool_parser(name)
-    return ToolFormat(name=name)
+def format_of_parser(name: str, tokenizer: ChatTokenizer) -> ToolFormat:
+    """Returns the format that vLLM's tool parser of this name reads; ValueError where it has none, or it does not fit the model."""
+    known = FORMATS.get(name, ToolFormat(name=name))
+    if known not in (HERMES, QWEN3_CODER):  # these two need no tokens
+        check_tool_parser(name, tokenizer.hugging_face)
+    return known
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from serve_apps.episode.scripted import ByteTokenizer
 from serve_apps.openai_api.chat_request import Message
 from serve_apps.openai_api.tool_calls import parse_tool_calls
 from serve_apps.openai_api.tool_formats import HERMES, LLAMA3_JSON, MISTRAL, QWEN3_CODER, OfferedTools, tool_format
-from tests.small_tokenizers import FAMILIES, QWEN, build
+from tests.small_tokenizers import FAMILIES, QWEN, build, template_of
 
 pytestmark = pytest.mark.fast
 
@@ -93,6 +93,14 @@ def test_template_and_vocabulary_say_the_format(chats: dict[str, ChatTokenizer])
         "gemma": HERMES,
         "deepseek": HERMES,
     }
+
+
+def test_a_template_that_writes_calls_with_a_mark_that_is_no_token_has_the_format_that_needs_none(
+    tmp_path: Path,
+) -> None:
+    folder = build("qwen", tmp_path / "merged")
+    (folder / "chat_template.jinja").write_text(template_of("mistral"))
+    assert tool_format(ChatTokenizer(folder)) == HERMES
 
 
 def read_as_a_call(chat: ChatTokenizer, text: str) -> None:
