@@ -82,7 +82,7 @@ def test_a_replica_that_reports_other_weights_fails_whatever_its_logprobs(
     assert (proof.verdict, proof.version, proof.max_difference_new) == (verdict, reported[0], 0.0)
 
 
-def test_an_app_goes_on_with_any_version_but_not_where_the_one_it_starts_with_is_gone(
+def test_an_app_goes_on_with_any_version_but_not_where_what_it_starts_with_is_gone_or_unknown(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     store, probe = WeightStore(str(tmp_path)), Probe(sequences=((1, 2),), logprobs=((-0.5,),))
@@ -100,6 +100,9 @@ def test_an_app_goes_on_with_any_version_but_not_where_the_one_it_starts_with_is
     running = app_entry(specs[0])
     assert _is_same(running, specs[1])
     assert not _is_same(running, replace(specs[1], serve=ServeConfig(num_replicas=2)))
+    args = running["args"]
+    earlier = {**running, "args": {**args, "serve": {**args["serve"], "of_an_earlier_version": 1}}}
+    assert not _is_same(earlier, specs[1]), "a list that is older than this Troupe"
     store.remove("g", 0)
     assert not _is_same(running, specs[1]), "removed"
     store.commit(tiny_model, model_group="g", version=0, parent=None, run_id="r, again", iteration=0, probe=probe)
