@@ -202,6 +202,19 @@ def test_a_list_that_serve_refuses_is_not_kept(tmp_path: Path) -> None:
     assert apps.read() == (0, {})
 
 
+def test_a_list_that_could_not_be_written_is_not_kept_so_that_whoever_tries_again_writes_it(tmp_path: Path) -> None:
+    folder = tmp_path / "a file"
+    folder.touch()
+    apps = RecordingAppList(str(tmp_path / "apps.json"))
+    apps._path = str(folder / "apps.json")
+    with pytest.raises(OSError, match="a file"):
+        apps.replace(0, {"a": {}})
+    assert apps.read() == (0, {})
+    folder.unlink()
+    assert apps.replace(0, {"a": {}})
+    assert RecordingAppList(apps._path).read() == (1, {"a": {}})
+
+
 def test_another_version_changes_the_user_config_only() -> None:
     entry = {"name": "a", "args": {"x": 1}, "deployments": [{"name": "Policy", "user_config": {"version": 1}}]}
     assert with_user_config(entry, {"version": 2}) == {
