@@ -36,7 +36,7 @@ def check_tool_parser(name: str, tokenizer: Any) -> None:
     if name not in names:
         raise ValueError(f"serve.tool_parser = {name!r}: vLLM has no such parser; it has {', '.join(sorted(names))}")
     try:  # some miss their tokens as they are made, others are stubs that only vLLM's own server gets around
-        ToolParserManager.get_tool_parser(name)(tokenizer).extract_tool_calls("", _request())
+        _tool_parser(name)(tokenizer).extract_tool_calls("", _request())
     except PARSER_FAULTS as error:
         raise ValueError(
             f"serve.tool_parser = {name!r} does not fit the model: {error}: take `auto`, or the parser of its family"
@@ -49,10 +49,8 @@ def parsed_calls(name: str, tokenizer: Any, tools: Tools, text: str) -> tuple[st
     Text that it cannot read stays as it is. Args: tokenizer: of Hugging Face.
     """
     load_parsers()
-    from vllm.tool_parsers import ToolParserManager
-
     request = _request(tools)
-    parser = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools)
+    parser = _tool_parser(name)(tokenizer, request.tools)
     try:
         found = parser.extract_tool_calls(text, request)
     except PARSER_FAULTS:  # they catch most of what they raise
@@ -67,11 +65,10 @@ def call_format(name: str, tools: Tools, choice: Any, *, are_parallel: bool) -> 
 
     Args: choice: OpenAI's `tool_choice`, `required` or a named function.
     """
-    from vllm.tool_parsers import ToolParserManager
     from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag, limit_to_single_tool_call
     from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 
-    model = ToolParserManager.get_tool_parser(name).structural_tag_model
+    model = _tool_parser(name).structural_tag_model
     if model is None:
         return None
     asked = _request(tools, tool_choice=choice)
@@ -116,6 +113,13 @@ def reasoning_marks(name: str, tokenizer: Any) -> Marks:
             "take `auto`, or `none` to leave thoughts in the text"
         )
     return Marks(begin, end, is_assumed=thoughts is not None)
+
+
+def _tool_parser(name: str) -> Any:
+    """Returns vLLM's class of this name."""
+    from vllm.tool_parsers import ToolParserManager
+
+    return ToolParserManager.get_tool_parser(name)
 
 
 def _request(tools: Tools = (), **settings: Any) -> Any:
