@@ -28,6 +28,7 @@ ONE: dict[str, dict[str, Any]] = {
     "min_p": {"min_p": 0.9},
     "filters": {"temperature": 1.4, "top_k": 40, "top_p": 0.9, "min_p": 0.1},
     "choice": {"constraint": constraint_of([35, 9, 40])},
+    "filtered choice": {"constraint": constraint_of([35, 9, 40]), "top_p": 0.3},
     "form": {"constraint": json.dumps({"regex": "[0-9]{2}", "end_ids": [2]})},
     "repetition": {"settings": {"repetition_penalty": 1.7}},
     "bias": {"settings": {"logit_bias": {7: 4.0, 11: -2.5}}},
