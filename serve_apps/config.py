@@ -132,7 +132,7 @@ class CallConfig(Settings):
     single step of the engine takes longer: many long prompts on a slow processor."""
     max_attempts: int = Field(4, ge=1)
     """The number of attempts of one call. A call that failed for infrastructure reasons is repeated with the same seed,
-    after 0.5, 2, 8 ... seconds."""
+    after 0.5, 2, 8 and then always 30 seconds."""
     batch_max: int = Field(64, ge=1)
     """The number of requests that are sent in one Ray Serve call, at most."""
     batch_wait_s: float = Field(0.003, ge=0)

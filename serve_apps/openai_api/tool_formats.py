@@ -66,13 +66,11 @@ def tool_format(tokenizer: ChatTokenizer) -> ToolFormat:
 
 
 def format_of_parser(name: str, tokenizer: ChatTokenizer) -> ToolFormat:
-    """Returns the format that vLLM's tool parser of this name reads.
-
-    ValueError where vLLM has no such parser, or where it does not fit the model.
-    """
-    if name != HERMES.name:
+    """Returns the format that vLLM's tool parser of this name reads; ValueError where it has none, or it does not fit the model."""
+    known = FORMATS.get(name, ToolFormat(name=name))
+    if known not in (HERMES, QWEN3_CODER):  # these two need no tokens
         check_tool_parser(name, tokenizer.hugging_face)
-    return FORMATS.get(name) or ToolFormat(name=name)
+    return known
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,17 +52,15 @@ class AppList:
         if revision != self._revision:
             return False
         self._deploy(apps)  # first: a list that Serve refuses must not become the one that others change
+        content = json.dumps({"revision": revision + 1, "apps": apps}, indent=1)
+        write_file(self._path, content.encode())  # before it counts as done: else nobody who tries again would write it
         self._revision, self._apps = revision + 1, apps
-        self._persist()
         return True
 
     def _deploy(self, apps: Apps) -> None:
         url = dashboard_url()
         ask_directly(url)
         deploy_applications(url, apps.values())
-
-    def _persist(self) -> None:
-        write_file(self._path, json.dumps({"revision": self._revision, "apps": self._apps}, indent=1).encode())
 
 
 def dashboard_url() -> str:

@@ -141,21 +141,17 @@ def app_entry(spec: PolicyAppSpec) -> dict[str, Any]:
 def _is_same(entry: Mapping[str, Any] | None, spec: PolicyAppSpec) -> bool:
     """Returns True if `entry` differs from `spec` at most in the version, for which no app is restarted, unlike for a base.
 
-    It returns False if that version was removed or replaced: a replica that starts again loads it first, and could not.
+    It returns False if that version was removed or replaced: a replica that starts again loads it first, and could not. And if the
+    arguments are an earlier Troupe's, which had other settings: those of a run may outlive an update.
     """
     if entry is None:
         return False
-    running = PolicyArgs.from_dict(entry["args"])
-    expected = spec.args if spec.adapters else replace(spec.args, model=running.model)
-    return running == expected and _is_stored(running.model)
-
-
-def _is_stored(ref: ModelVersionRef) -> bool:
     try:
-        read_manifest(ref)
-    except ValueError:
+        running = PolicyArgs.from_dict(entry["args"])
+        read_manifest(running.model)
+    except (ValueError, TypeError):
         return False
-    return True
+    return running == (spec.args if spec.adapters else replace(spec.args, model=running.model))
 
 
 def _wait_until_running(names: Sequence[str], deadline: float, timeout_s: float) -> None:

@@ -39,7 +39,8 @@ ANSWERS = {FinishReason.STOP.value, FinishReason.LENGTH.value, CONTEXT, REFUSED}
 """Finish reasons of a request that is finished; with any other the engine gave it up, and it is repeated."""
 FIRST_PAUSE_S = 0.5
 """Pause before the second attempt; it grows fourfold, for a replica that is being replaced."""
-
+LONGEST_PAUSE_S = 30.0
+"""No pause is longer: the clocks of episodes stand still in it, and ten attempts would take twelve hours."""
 
 NO_REPLICA_S = 5.0
 """How long a caller of the gateway waits for a replica that takes a call. Only where all replicas of an app are gone does that take
@@ -326,7 +327,7 @@ class _CallQueue:
         self._ended += CallCounts(num_late=len(again)) if is_late else CallCounts(num_lost=len(again))
         for call in again:
             call.waits()
-        await asyncio.sleep(FIRST_PAUSE_S * 4 ** (again[0].num_attempts - 1))
+        await asyncio.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 4 ** (again[0].num_attempts - 1)))
         for call in again:
             self._ends(call)  # its place was kept during the pause, so that a failing app is asked by few
             self.put(call)

@@ -16,7 +16,7 @@ from serve_apps.episode.scripted import ByteTokenizer
 from serve_apps.openai_api.chat_request import Message
 from serve_apps.openai_api.tool_calls import parse_tool_calls
 from serve_apps.openai_api.tool_formats import HERMES, LLAMA3_JSON, MISTRAL, QWEN3_CODER, OfferedTools, tool_format
-from tests.small_tokenizers import FAMILIES, QWEN, build
+from tests.small_tokenizers import FAMILIES, QWEN, build, template_of
 
 pytestmark = pytest.mark.fast
 
@@ -95,9 +95,11 @@ def test_template_and_vocabulary_say_the_format(chats: dict[str, ChatTokenizer])
     }
 
 
-def test_a_format_whose_token_the_vocabulary_lacks_is_not_the_models(tmp_path: Path) -> None:
+def test_a_template_that_writes_calls_with_a_mark_that_is_no_token_has_the_format_that_needs_none(
+    tmp_path: Path,
+) -> None:
     folder = build("qwen", tmp_path / "merged")
-    (folder / "chat_template.jinja").write_text("{# [TOOL_CALLS] #}{{ messages[0].content }}")
+    (folder / "chat_template.jinja").write_text(template_of("mistral"))
     assert tool_format(ChatTokenizer(folder)) == HERMES
 
 

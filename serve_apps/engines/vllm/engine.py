@@ -256,7 +256,8 @@ def _piece(request: GenerateRequest, output: Any, version: int, *, has_adapter: 
         top_logprobs=[dict(list(of.items())[: request.top_logprobs]) for of in top] if request.top_logprobs else [],
         is_version_mixed=len(spans) > 1,
         num_cached_tokens=output.num_cached_tokens,
-        allowed_logprobs=[top[0][token] for token in allowed] if top else (),
+        # Where a filter leaves a token out, vLLM may tell any other token of probability 0 in its place.
+        allowed_logprobs=[top[0].get(token, -math.inf) for token in allowed] if top else (),
     )
 
 

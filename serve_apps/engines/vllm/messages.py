@@ -26,13 +26,17 @@ def chat_body(asked: Mapping[str, Any], *, is_count: bool) -> dict[str, Any]:
     """
     from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+    from vllm.exceptions import VLLMClientError
 
     kind = AnthropicCountTokensRequest if is_count else AnthropicMessagesRequest
     message_request = kind.model_validate(asked)
     for message in message_request.messages:
         for block in message.content if isinstance(message.content, list) else ():
             _check_result(block)
-    chat = AnthropicServingMessages.to_chat_completion_request(message_request)
+    try:
+        chat = AnthropicServingMessages.to_chat_completion_request(message_request)
+    except VLLMClientError as error:  # which is no ValueError, so that pydantic lets it pass
+        raise ValueError(str(error)) from None
     body: dict[str, Any] = chat.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     return body
 

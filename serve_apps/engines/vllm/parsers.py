@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 Tools = Sequence[Mapping[str, Any]]
 """In OpenAI's form."""
+PARSER_FAULTS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+"""What vLLM's parsers raise of a model that they do not fit, and of texts that they cannot read."""
 
 
 def load_parsers() -> None:
@@ -27,16 +29,18 @@ def load_parsers() -> None:
 
 
 def check_tool_parser(name: str, tokenizer: Any) -> None:
-    """Raises ValueError where vLLM has no tool parser of this name, or where it does not fit the model."""
+    """Raises ValueError where vLLM has no tool parser of this name, and where it cannot read what the model writes."""
     from vllm.tool_parsers import ToolParserManager
 
     names = ToolParserManager.list_registered()
     if name not in names:
         raise ValueError(f"serve.tool_parser = {name!r}: vLLM has no such parser; it has {', '.join(sorted(names))}")
-    try:
-        ToolParserManager.get_tool_parser(name)(tokenizer, None)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"serve.tool_parser = {name!r} does not fit the model: {error}") from None
+    try:  # some miss their tokens as they are made, others are stubs that only vLLM's own server gets around
+        _tool_parser(name)(tokenizer).extract_tool_calls("", _request())
+    except PARSER_FAULTS as error:
+        raise ValueError(
+            f"serve.tool_parser = {name!r} does not fit the model: {error}: take `auto`, or the parser of its family"
+        ) from None
 
 
 def parsed_calls(name: str, tokenizer: Any, tools: Tools, text: str) -> tuple[str, list[tuple[str, str]]]:
@@ -45,13 +49,11 @@ def parsed_calls(name: str, tokenizer: Any, tools: Tools, text: str) -> tuple[st
     Text that it cannot read stays as it is. Args: tokenizer: of Hugging Face.
     """
     load_parsers()
-    from vllm.tool_parsers import ToolParserManager
-
     request = _request(tools)
-    parser = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools)
+    parser = _tool_parser(name)(tokenizer, request.tools)
     try:
         found = parser.extract_tool_calls(text, request)
-    except (RecursionError, ValueError, LookupError, TypeError, AttributeError):  # they catch most of what they raise
+    except PARSER_FAULTS:  # they catch most of what they raise
         return text, []
     if not found.tools_called:
         return text, []
@@ -63,11 +65,10 @@ def call_format(name: str, tools: Tools, choice: Any, *, are_parallel: bool) -> 
 
     Args: choice: OpenAI's `tool_choice`, `required` or a named function.
     """
-    from vllm.tool_parsers import ToolParserManager
     from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag, limit_to_single_tool_call
     from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 
-    model = ToolParserManager.get_tool_parser(name).structural_tag_model
+    model = _tool_parser(name).structural_tag_model
     if model is None:
         return None
     asked = _request(tools, tool_choice=choice)
@@ -102,7 +103,8 @@ def reasoning_marks(name: str, tokenizer: Any) -> Marks:
         raise ValueError(f"serve.reasoning_parser = {name!r}: vLLM has no such parser; it has {', '.join(names)}")
     try:
         parser = ReasoningParserManager.get_reasoning_parser(name)(tokenizer)
-    except (RuntimeError, ValueError) as error:
+        thoughts, _ = parser.extract_reasoning("a text without marks", _request())
+    except PARSER_FAULTS as error:
         raise ValueError(f"serve.reasoning_parser = {name!r} does not fit the model: {error}") from None
     begin, end = parser.reasoning_start_str, parser.reasoning_end_str
     if not begin or not end:
@@ -110,8 +112,14 @@ def reasoning_marks(name: str, tokenizer: Any) -> Marks:
             f"serve.reasoning_parser = {name!r} splits at more than an opening and a closing mark, which is not supported: "
             "take `auto`, or `none` to leave thoughts in the text"
         )
-    thoughts, _ = parser.extract_reasoning("a text without marks", _request())
     return Marks(begin, end, is_assumed=thoughts is not None)
+
+
+def _tool_parser(name: str) -> Any:
+    """Returns vLLM's class of this name."""
+    from vllm.tool_parsers import ToolParserManager
+
+    return ToolParserManager.get_tool_parser(name)
 
 
 def _request(tools: Tools = (), **settings: Any) -> Any:

@@ -28,6 +28,7 @@ ONE: dict[str, dict[str, Any]] = {
     "min_p": {"min_p": 0.9},
     "filters": {"temperature": 1.4, "top_k": 40, "top_p": 0.9, "min_p": 0.1},
     "choice": {"constraint": constraint_of([35, 9, 40])},
+    "filtered choice": {"constraint": constraint_of([35, 9, 40]), "top_p": 0.3},
     "form": {"constraint": json.dumps({"regex": "[0-9]{2}", "end_ids": [2]})},
     "never": {
         "constraint": json.dumps({"regex": ".{2,60}", "end_ids": [2], "never": [0, 1]}),

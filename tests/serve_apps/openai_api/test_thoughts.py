@@ -17,6 +17,7 @@ from serve_apps.openai_api.answer_reader import (
     Thoughts,
     answer_format,
 )
+from serve_apps.openai_api.tool_formats import LLAMA3_JSON
 from tests.small_tokenizers import QWEN, build
 
 THINK = KNOWN_MARKS[0]
@@ -128,6 +129,13 @@ def test_a_parser_that_vllm_does_not_have_or_that_does_not_fit_is_refused(qwen: 
     llama = ChatTokenizer(build("llama", tmp_path / "llama"))
     with pytest.raises(ValueError, match=r"serve.reasoning_parser = 'deepseek_r1' does not fit the model: .*tokens"):
         answer_format(llama, Parsers(reasoning="deepseek_r1"))
+    with pytest.raises(ValueError, match=r"serve.reasoning_parser = 'cohere_command3' does not fit the model"):
+        answer_format(llama, Parsers(reasoning="cohere_command3"))
+    for name in ("mistral", "deepseek_v3", "openai", "cohere_command3"):  # two without their tokens, two stubs
+        with pytest.raises(ValueError, match=f"serve.tool_parser = '{name}' does not fit the model"):
+            answer_format(llama, Parsers(tool=name))
+    assert answer_format(llama, Parsers(tool="llama3_json")).tools == LLAMA3_JSON
+    assert answer_format(llama, Parsers(tool="pythonic")).tools.name == "pythonic"
     with pytest.raises(ValueError, match=r"'openai_gptoss' (splits at more|does not fit)"):
         answer_format(qwen, Parsers(reasoning="openai_gptoss"))
     assert answer_format(qwen, Parsers(reasoning="none")).thoughts is None

@@ -82,7 +82,7 @@ def test_a_replica_that_reports_other_weights_fails_whatever_its_logprobs(
     assert (proof.verdict, proof.version, proof.max_difference_new) == (verdict, reported[0], 0.0)
 
 
-def test_an_app_goes_on_with_any_version_but_not_where_the_one_it_starts_with_is_gone(
+def test_an_app_goes_on_with_any_version_but_not_where_what_it_starts_with_is_gone_or_unknown(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     store, probe = WeightStore(str(tmp_path)), Probe(sequences=((1, 2),), logprobs=((-0.5,),))
@@ -100,6 +100,9 @@ def test_an_app_goes_on_with_any_version_but_not_where_the_one_it_starts_with_is
     running = app_entry(specs[0])
     assert _is_same(running, specs[1])
     assert not _is_same(running, replace(specs[1], serve=ServeConfig(num_replicas=2)))
+    args = running["args"]
+    earlier = {**running, "args": {**args, "serve": {**args["serve"], "of_an_earlier_version": 1}}}
+    assert not _is_same(earlier, specs[1]), "a list that is older than this Troupe"
     store.remove("g", 0)
     assert not _is_same(running, specs[1]), "removed"
     store.commit(tiny_model, model_group="g", version=0, parent=None, run_id="r, again", iteration=0, probe=probe)
@@ -197,6 +200,19 @@ def test_a_list_that_serve_refuses_is_not_kept(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="Serve refuses"):
         apps.replace(0, {"a": {}})
     assert apps.read() == (0, {})
+
+
+def test_a_list_that_could_not_be_written_is_not_kept_so_that_whoever_tries_again_writes_it(tmp_path: Path) -> None:
+    folder = tmp_path / "a file"
+    folder.touch()
+    apps = RecordingAppList(str(tmp_path / "apps.json"))
+    apps._path = str(folder / "apps.json")
+    with pytest.raises(OSError, match="a file"):
+        apps.replace(0, {"a": {}})
+    assert apps.read() == (0, {})
+    folder.unlink()
+    assert apps.replace(0, {"a": {}})
+    assert RecordingAppList(apps._path).read() == (1, {"a": {}})
 
 
 def test_another_version_changes_the_user_config_only() -> None:

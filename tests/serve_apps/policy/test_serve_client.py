@@ -199,6 +199,19 @@ def test_the_last_failed_attempt_raises_and_says_why() -> None:
     assert len(handle.batches) == 2
 
 
+def test_many_attempts_take_minutes_and_not_hours() -> None:
+    async def script(_: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
+        raise RayActorError()
+        yield batch
+
+    async def main() -> float:
+        with suppress(PolicyCallError):
+            await client_of(FakeHandle(script), max_attempts=10).generate(request(0))
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == pytest.approx(0.5 + 2 + 8 + 6 * 30, abs=1)
+
+
 def test_a_call_of_which_nothing_comes_is_cancelled_and_repeated() -> None:
     async def script(number: int, batch: list[Any]) -> AsyncIterator[list[Any]]:
         if number == 1:

@@ -225,6 +225,14 @@ async def test_a_block_that_vllms_converter_cannot_read_is_its_callers_fault(
     assert not scene.service.figures(), "no failure of the team"
 
 
+async def test_a_field_that_vllms_model_of_chats_refuses_is_its_callers_fault(scene: Scene) -> None:
+    body = {"model": "demo/solver", "messages": HELLO, "max_tokens": 5, "cache_salt": "q7/4+a=="}
+    async with scene.http() as http:
+        answer = await http.post("/v1/messages", json=body)
+    assert answer.status_code == 400 and "cache_salt" in answer.json()["error"]["message"], answer.text
+    assert not scene.service.figures(), "no failure of the team"
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
