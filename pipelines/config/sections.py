@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from pipelines.figures.limits import GuardsConfig, TrafficGuardsConfig
+from serve_apps.authoring.agent import COLDEST
 from serve_apps.config import CallConfig, EpisodeConfig, TelemetryConfig
 from serve_apps.policy.proof import Limits, limits_for
 from stores.by_name import open_by_name
@@ -100,8 +101,8 @@ class TasksConfig(Settings):
 class AgentConfig(Settings):
     """This section sets how one agent is sampled. What is null keeps the workflow's own setting."""
 
-    temperature: float | None = Field(None, gt=0)
-    """The sampling temperature; null: that of the workflow. Raise it when episodes of a task are all alike."""
+    temperature: float | None = Field(None, ge=COLDEST)
+    """The sampling temperature, at least 0.01 as in vLLM; null: that of the workflow. Raise it when episodes of a task are all alike."""
     max_tokens: int | None = Field(None, ge=1)
     """The number of tokens that one completion may have; null: that of the workflow."""
     top_p: float | None = Field(None, gt=0, le=1)

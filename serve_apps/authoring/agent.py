@@ -119,6 +119,10 @@ class Reply:
             raise KeyError(f"no field {name!r} in this agent's contract; it has {', '.join(self.fields)}") from None
 
 
+COLDEST = 0.01
+"""The lowest temperature above 0 at which vLLM samples: it takes lower ones for this one, and the trainer would not know."""
+
+
 @dataclass(frozen=True)
 class Agent:
     """Declares a role: its prompt template, output contract and sampling settings.
@@ -135,6 +139,11 @@ class Agent:
     """Inputs that lose text where the prompt has no room, the least needed first. Instructions are never cut."""
 
     def __post_init__(self) -> None:
+        if self.temperature < 0 or 0 < self.temperature < COLDEST:
+            raise ValueError(
+                f"Agent.temperature = {self.temperature:g}: vLLM samples no colder than {COLDEST:g}, but for 0, which is greedy: "
+                f"give 0, or {COLDEST:g} and above"
+            )
         for part in ("system", "prompt"):
             try:
                 names = _names_in(getattr(self, part))

@@ -23,6 +23,14 @@ def test_a_brace_that_names_no_input_is_refused_where_it_is_declared(text: str, 
     assert Agent(prompt=twice).messages({}) == [{"role": "user", "content": text}]
 
 
+@pytest.mark.parametrize("temperature", [-1.0, 0.005])
+def test_a_temperature_at_which_no_engine_samples_is_refused(temperature: float) -> None:
+    """vLLM takes 0.005 for 0.01, and the trainer would have divided by 0.005."""
+    with pytest.raises(ValueError, match=rf"Agent.temperature = {temperature:g}: .* no colder than 0.01"):
+        Agent(prompt="x", temperature=temperature)
+    assert Agent(prompt="x", temperature=0.01).sampling.temperature == 0.01
+
+
 def test_a_system_message_with_braces_but_without_inputs_introduces_a_callers_messages() -> None:
     asked = [{"role": "user", "content": "hi"}]
     said = [{"role": "system", "content": 'Reply {"a": 1}.'}, *asked]
