@@ -2,7 +2,7 @@
 
     episode ── replays from each turn ──> decisive_turn ──> stores.traces.explanations
 
-Replays are stored as ad hoc episodes: the same question again plays only what is missing.
+Replays are stored as ad hoc episodes: the same question again plays only what is missing, or failed outside of the team.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class _Replays:
         return value * self.span + self._worst
 
     def __call__(self, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
-        """Plays what is not stored yet; see `decisive_turn.Replays`."""
+        """Plays what is not stored yet, or failed outside of the team when it was asked before; see `decisive_turn.Replays`."""
         agents = {turn.turn_index: turn.agent for turn in self._trace.turns}
         specs = {
             (index, number): EpisodeSpec(
@@ -179,7 +179,7 @@ class _Replays:
             )
             for index, number in wanted
         }
-        sampled = play_specs(list(specs.values()), self._pass, progress=self._progress)
+        sampled = play_specs(list(specs.values()), self._pass, repeats_failed=True, progress=self._progress)
         by_id = {t.episode_id: t for t in self._run.traces.read_traces(sampled.traces)}
         done = {key: by_id[spec.episode_id] for key, spec in specs.items() if spec.episode_id in by_id}
         done = {key: trace for key, trace in done.items() if trace.is_outcome and not trace.is_version_mixed}
