@@ -21,7 +21,7 @@ from pipelines.report.page import section
 from serve_apps.episode_spec import EpisodeSpec
 from stores.traces.explanations import find_explanation, keep_explanation, newest_explanations
 from stores.traces.store import TraceStore
-from stores.types import Cause, EpisodeStatus, ModelVersionRef, Trace
+from stores.types import SERVED, Cause, EpisodeStatus, ModelVersionRef, Trace
 from tests.pipelines.extensions.why.planted_faults import CHAIN, SLIP, plant, play
 
 pytestmark = pytest.mark.test
@@ -141,6 +141,7 @@ def test_replays_that_failed_are_played_again_when_the_question_is_asked_again(r
     ("changes", "said"),
     [
         ({"status": EpisodeStatus.INFRA_ERROR, "cause": Cause.INFRASTRUCTURE, "error": "gone"}, "infrastructure caused its failure"),
+        ({"outcome_metadata": {SERVED: {"score": 0.6}}}, "its caller scored it"),
         ({"variant": "greedy"}, r"is a replay \(greedy\) itself"),
         ({"is_version_mixed": True}, "weights changed while it was played"),
         ({"turns": (), "stop_reason": "nothing"}, "has no turn that could have decided it: nothing"),
