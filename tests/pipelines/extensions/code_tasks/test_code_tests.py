@@ -225,6 +225,8 @@ def test_the_name_at_the_tests_wins_over_the_one_around_them() -> None:
         ),
         ({"inputs": ["1"], "outputs": []}, "1 inputs but 0 outputs"),
         ([{"input": "1"}], "case 1 has no output"),
+        ({"inputs": ["1", "2"], "outputs": ["1", None]}, "row 1: a case has input '2' and output 'None': write a text"),
+        ({"inputs": [None, "2"], "outputs": ["1", "2"]}, "row 1: a case has input 'None' and output '1': write a text"),
         (["1"], "case 1 is str"),
         (
             [{"input": "1", "output": "2"}, {"input": "1", "output": "3"}],
