@@ -155,6 +155,15 @@ def test_a_search_after_a_round_that_was_passed_over_earns_what_it_changed() -> 
     }
 
 
+def test_a_debater_that_comes_later_is_scored_in_the_round_in_which_it_speaks() -> None:
+    said = [("debater_0", "55"), ("debater_0", "1"), ("debater_1", "55"), ("debater_0", "55"), ("debater_1", "55")]
+    played = trace([(agent, {"answer": answer}) for agent, answer in said])
+    first, *others = played.turns
+    for turns in (played.turns, (replace(first, round_index=7), *others)):  # whatever calls before it were given up
+        rewards = score_trace(DebateReward(team="sum"), replace(played, turns=turns), version="v").rewards
+        assert [reward.reward for reward in rewards] == [1.0, 1.0, 1.0, 2.0, 2.0]
+
+
 def test_unknown_settings_name_what_there_is() -> None:
     with pytest.raises(ValueError, match="'bleu' is not known: one of em, f1, math"):
         OutcomeShare(metric="bleu")
