@@ -245,6 +245,17 @@ def shares(rule: CreditRule, agent: str) -> bool:
     return says is None or bool(says(agent))
 
 
+def preflight(rule: CreditRule) -> list[str]:
+    """Returns what a rule says of whom it asks; empty where it asks nobody."""
+    return list(getattr(rule, "preflight", list)())
+
+
+def reads(rule: CreditRule, reference: str) -> bool:
+    """Says whether a rule can read a reference."""
+    says = getattr(rule, "reads", None)
+    return says is None or bool(says(reference))
+
+
 def caps_failed(rule: CreditRule) -> bool:
     """Says whether failing is paid at most the least that others earn: unless the rule itself says what a failure earns."""
     return bool(getattr(rule, "caps_failed", not hasattr(rule, "assign_failed")))

@@ -191,18 +191,21 @@ def play_specs(
     *,
     num_enough: int | None = None,
     kept_groups: Collection[str] = (),
+    repeats_failed: bool = False,
     progress: Progress | None = None,
 ) -> Sampled:
     """Does what `sample_episodes` does, for given specs.
 
-    Args: kept_groups: groups of earlier passes under the same key, which are pinned with these.
+    Args:
+        kept_groups: groups of earlier passes under the same key, which are pinned with these.
+        repeats_failed: whether stored episodes that failed are played again however few they are.
     """
     where, store, config = sampling_pass.where, sampling_pass.store, sampling_pass.config
     began = time.perf_counter()
     counts_tokens = num_enough is not None and config.budget.tokens is not None
     stored = store.stored_episodes(**where, with_tokens=counts_tokens)
     groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)
-    again = _to_repeat(stored, groups, store=store, limit=config.max_failed_share)
+    again = _to_repeat(stored, groups, store=store, limit=0.0 if repeats_failed else config.max_failed_share)
     if again:
         stored, begun = stored.filter(pc.invert(pc.is_in(stored["episode_id"], pa.array(again)))), groups.begun
         groups = Groups(specs, stored, num_enough=num_enough, budget=config.budget)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.config.messages import near
 from pipelines.config.run_config import RunConfig
-from pipelines.credit.rule import CreditKind, load_credit
+from pipelines.credit.rule import CreditKind, load_credit, preflight
 from pipelines.figures.registry import with_own
 from pipelines.runners.model_folder import check_model_folder
 from pipelines.runners.task_checks import TaskForms, unread_notes
@@ -56,7 +56,7 @@ def check(config: RunConfig) -> list[str]:
         *unread_notes(config),
         *_check_models(config, workflow),
         *workflow.preflight(),
-        *getattr(credit, "preflight", list)(),
+        *preflight(credit),
         *check_tools(workflow),
     ]
     notes += _notes_on_code(config)

@@ -60,7 +60,7 @@ def read_pairs(data: Any) -> Pairs:
         if any(data.get(field) for field in _PARTS):
             return _read_split(data)
         inputs, outputs = _field(data, INPUTS), _field(data, OUTPUTS)
-        is_columns = isinstance(inputs, Sequence) and isinstance(outputs, Sequence) and not isinstance(inputs, str)
+        is_columns = all(isinstance(column, Sequence) and not isinstance(column, str) for column in (inputs, outputs))
         return _read_columns(inputs, outputs) if is_columns else _read_list([data])
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
         return _read_list(data)

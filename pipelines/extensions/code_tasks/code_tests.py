@@ -116,6 +116,13 @@ def _read(data: Any, fn_name: str) -> CodeTests:
     name = fn_name or str(first_value(objects, FN_NAME) or "")
     checker, code = _checker(objects)
     pairs = read_pairs(data)
+    if not name and checker != "custom":
+        lacking = next((pair for pair in (*pairs.public, *pairs.private) if None in pair), None)
+        if lacking is not None:
+            raise ValueError(
+                f"a case has input {str(lacking[0])[:60]!r} and output {str(lacking[1])[:60]!r}: write a text in the place of null, or "
+                "leave the case out"
+            )
     orders: dict[frozenset[str], tuple[str, ...]] = {}
     public, private = [[_in_order(_case(*pair, is_call=bool(name)), orders) for pair in part] for part in pairs]
     clash = _contradiction([*public, *private], checker, is_call=bool(name))

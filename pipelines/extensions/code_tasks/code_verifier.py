@@ -50,7 +50,9 @@ as the policy's failure unless its task's checker fails whatever the program pri
 _CODE_TAG = re.compile(r"<(/?)code>", re.IGNORECASE)
 _AROUND = "\n\ufeff"
 """What stands around a program and is none of it: Python refuses a byte order mark."""
-_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"```([^\n`]*)\n(.*?)```", re.DOTALL)
+_PYTHON = re.compile(r"\W*py(thon)?[\d.]*\b", re.IGNORECASE)
+"""How the words behind an opening fence begin that name Python: `python3`, `{.python}`."""
 _TIME_LIMIT = re.compile(
     r"time\s*limit(?:\s*per\s*test)?\W{0,12}(\d+(?:\.\d+)?)\s*(ms|millisecond|s\b|sec|second)", re.IGNORECASE
 )
@@ -214,7 +216,8 @@ def spread(cases: Sequence[Case], at_most: int) -> list[Case]:
 def extract_code(text: str) -> str:
     """Returns the code in a completion: in the last `<code>` tags, else the last fence that is Python, else all of it.
 
-    What a model thinks holds no code.
+    A fence that names Python goes before one that names nothing, and that before others, such as a `text` of the output: the number
+    4 is Python, too. What a model thinks holds no code.
     """
     text = after_thinking(text)
     begin, tagged = None, None
@@ -224,11 +227,13 @@ def extract_code(text: str) -> str:
         elif begin is not None:
             begin, tagged = None, text[begin : tag.start()]
     text = text if tagged is None else tagged
-    fences = [fence.strip(_AROUND) for fence in _FENCE.findall(text)]
-    for fence in reversed(fences):
+    fences = [(name.strip(), fence.strip(_AROUND)) for name, fence in _FENCE.findall(text)]
+    python = [fence for name, fence in fences if _PYTHON.match(name)]
+    likeliest = python or [fence for name, fence in fences if not name] or [fence for _, fence in fences]
+    for fence in reversed(likeliest):
         if _is_python(fence):
             return fence
-    return fences[-1] if fences else text.strip(_AROUND)
+    return likeliest[-1] if likeliest else text.strip(_AROUND)
 
 
 def time_limit(statement: str) -> float | None:

@@ -36,6 +36,8 @@ from pipelines.credit.rule import (
     credits_of,
     failed_credit,
     pays,
+    preflight,
+    reads,
     shares,
     worst_outcome,
 )
@@ -114,6 +116,14 @@ class InferredReward:
     def shares(self, agent: str) -> bool:
         """Says whether `agent` shares the outcome of the inner rule."""
         return shares(self.inner, agent)
+
+    def preflight(self) -> list[str]:
+        """Returns what the inner rule says of whom it asks."""
+        return preflight(self.inner)
+
+    def reads(self, reference: str) -> bool:
+        """Says whether the inner rule can read a reference."""
+        return reads(self.inner, reference)
 
     def infer(
         self, rewards: Sequence[EpisodeRewards], traces: Sequence[Trace], past: Sequence[PastEpisode]

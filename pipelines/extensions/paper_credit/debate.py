@@ -9,7 +9,6 @@ influence     + strength * sign(mean over j != i of (r_(t+1,j) - r_(t,j))), but 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
@@ -17,6 +16,7 @@ from pipelines.credit.rule import Credit, format_penalty, turn_reward
 from pipelines.extensions.paper_credit.rounds import Rounds, Team, Timing, check_choice, influence, paid_at, team_score
 from serve_apps.tools.math_answer import is_correct
 from stores.settings import AgentName, NotNegative, Share
+from stores.traces.conventions import rounds_in_time
 from stores.types import Trace
 
 
@@ -52,18 +52,18 @@ class DebateReward:
         """Returns the credit; the outcome is 1 if `trace.answer` is correct, else 0."""
         references = trace.task.answers
         outcome = float(is_correct(trace.answer, references))
-        rounds: dict[int, dict[str, float]] = defaultdict(dict)
-        for turn in trace.turns:
-            if self._debates(turn.agent):
-                answer = turn.fields.get(self.answer_field, "")
-                rounds[turn.round_index][turn.agent] = float(is_correct(answer, references))
-        scores = [rounds[t] for t in sorted(rounds)]
+        debating = [turn for turn in trace.turns if self._debates(turn.agent)]
+        round_of = rounds_in_time(debating)
+        scores: list[dict[str, float]] = [{} for _ in set(round_of.values())]
+        for turn in debating:
+            answer = turn.fields.get(self.answer_field, "")
+            scores[round_of[turn.turn_index]][turn.agent] = float(is_correct(answer, references))
         rewards = []
         for position, turn in enumerate(trace.turns):
             parts = {"format": format_penalty(turn, self.format_weight)}
-            if self._debates(turn.agent):
-                parts["debate"] = self._paid(scores, turn.round_index, turn.agent)
-                parts["influence"] = self.influence * influence(scores, turn.round_index, turn.agent)
+            if (t := round_of.get(turn.turn_index)) is not None:
+                parts["debate"] = self._paid(scores, t, turn.agent)
+                parts["influence"] = self.influence * influence(scores, t, turn.agent)
             else:
                 parts["outcome"] = outcome
             rewards.append(turn_reward(trace, position, parts))

@@ -7,7 +7,7 @@ plus `format_weight` * (0 or -1) each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pipelines.credit.rule import Credit, format_penalty, turn_reward
@@ -44,7 +44,11 @@ class SearchProgress:
     def assign_credit(self, trace: Trace) -> Credit:
         """Returns the credit; the outcome is the token F1 of `trace.answer`, in [0, 1]."""
         references = trace.task.answers
-        scores = [f1(t.fields.get(self.answer_field, ""), references) for t in trace.turns if t.agent == self.answerer]
+        scores = {
+            t.turn_index: f1(t.fields.get(self.answer_field, ""), references)
+            for t in trace.turns
+            if t.agent == self.answerer
+        }
         rewards = []
         for position, turn in enumerate(trace.turns):
             earned = self._earned(turn, scores, references)
@@ -54,10 +58,12 @@ class SearchProgress:
                 rewards.append(turn_reward(trace, position, parts))
         return Credit(outcome=f1(trace.answer, references), rewards=tuple(rewards))
 
-    def _earned(self, turn: Turn, scores: Sequence[float], references: Sequence[str]) -> tuple[str, float] | None:
+    def _earned(self, turn: Turn, scores: Mapping[int, float], references: Sequence[str]) -> tuple[str, float] | None:
         if turn.agent in self.stating:
             return "f1", f1(turn.fields.get(self.answer_field, ""), references)
         if turn.agent == self.searcher and turn.fields.get(self.choice_field, "") in ("", self.end):
             return "end", 0.0
-        t = turn.round_index + 1
-        return ("progress", scores[t] - scores[t - 1]) if t < len(scores) else None
+        # By time: a searcher that passes a round over has more turns than there are answers.
+        before = [score for index, score in scores.items() if index < turn.turn_index]
+        after = [score for index, score in scores.items() if index > turn.turn_index]
+        return ("progress", after[0] - before[-1]) if before and after else None

@@ -19,6 +19,8 @@ from pipelines.credit.rule import (
     credits_of,
     failed_credit,
     pays,
+    preflight,
+    reads,
     shares,
     turn_reward,
     worst_outcome,
@@ -112,6 +114,14 @@ class Shaping(ABC):
     def shares(self, agent: str) -> bool:
         """Says whether `agent` shares the outcome of the inner rule."""
         return shares(self.inner, agent)
+
+    def preflight(self) -> list[str]:
+        """Returns what the inner rule says of whom it asks."""
+        return preflight(self.inner)
+
+    def reads(self, reference: str) -> bool:
+        """Says whether the inner rule can read a reference."""
+        return reads(self.inner, reference)
 
     def takes(self, agent: str) -> bool:
         """Says whether the turns of `agent` are shaped."""

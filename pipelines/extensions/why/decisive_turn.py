@@ -77,7 +77,8 @@ def find_decisive_turn(turns: Sequence[int], outcome: float, replays: Replays, *
     if not turns:
         raise ValueError("an episode without turns has none that decided")
     num_rounds = math.ceil(math.log2(len(turns))) + 1 if len(turns) > 1 else 0
-    if budget < (enough := LEAST * num_rounds + LEAST_LAST):
+    to_search = LEAST * num_rounds
+    if budget < (enough := to_search + max(LEAST_LAST, to_search)):  # half of so few is kept to measure
         raise ValueError(f"{budget} replays are too few for an episode of {len(turns)} turns: give {enough} at least")
     search = _Search(list(turns), outcome, replays)
     if num_rounds:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -56,7 +57,7 @@ def lost_episodes(run: Run, iteration: int) -> list[str]:
     lost = {}
     for task in new.keys() & old.keys():
         mine, theirs = new[task], old[task]
-        loss = sum(theirs.values()) / len(theirs) - sum(mine.values()) / len(mine)
+        loss = fmean(theirs.values()) - fmean(mine.values())  # of equal outcomes 0, in whatever order they come
         if loss > 0:
             lost[task] = (-loss, min(mine, key=lambda episode: (mine[episode], episode)))
     return [episode for _, episode in sorted(lost.values())]

@@ -2,7 +2,7 @@
 
     episode ── replays from each turn ──> decisive_turn ──> stores.traces.explanations
 
-Replays are stored as ad hoc episodes: the same question again plays only what is missing.
+Replays are stored as ad hoc episodes: the same question again plays only what is missing, or failed outside of the team.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipelines.credit.rule import worst_outcome
+from pipelines.credit.rule import caller_score, worst_outcome
 from pipelines.episodes.sampling import Pass, Progress, play_specs
 from pipelines.evaluation.teams import Models
 from pipelines.extensions.why.decisive_turn import find_decisive_turn
@@ -57,31 +57,10 @@ def explain(run: Run, episode_id: str, *, budget: int, progress: Progress | None
         episode_id: or a unique beginning of it.
         budget: replays in all.
 
-    Raises ValueError for an episode that is no outcome of the policy, is a replay itself, or whose model versions are gone.
+    Raises ValueError for an episode that is no outcome of the policy, is a replay itself or of the service, or whose model versions are gone.
     """
     trace = run.traces.get_trace(episode_id, run_id=run.run_id)
-    if trace.run_id != run.run_id:
-        raise ValueError(f"episode {trace.episode_id} is of run {trace.run_id!r}: name it by --run")
-    if trace.workflow != run.config.workflow.path:
-        raise ValueError(
-            f"episode {trace.episode_id} was played by {trace.workflow}, and the run's team is {run.config.workflow.path}"
-        )
-    if not trace.turns:
-        raise ValueError(
-            f"episode {trace.episode_id} has no turn that could have decided it: {trace.error[:200] or trace.stop_reason}"
-        )
-    if not trace.is_outcome:
-        raise ValueError(
-            f"episode {trace.episode_id}: {trace.cause} caused its failure, and no turn of the team: {trace.error[:200]}"
-        )
-    if trace.variant:
-        raise ValueError(
-            f"episode {trace.episode_id} is a replay ({trace.variant}) itself: name the episode that it replays"
-        )
-    if trace.is_version_mixed:
-        raise ValueError(
-            f"episode {trace.episode_id}: weights changed while it was played, so that nothing can play it again"
-        )
+    _check(run, trace)
     models = _models_of(run, trace)
     serve(run, models)
     replays = _Replays(run, trace, models, progress)
@@ -117,6 +96,36 @@ def explain(run: Run, episode_id: str, *, budget: int, progress: Progress | None
     del explanation["best"]
     keep_explanation(run.traces_uri, run.run_id, explanation)
     return explanation
+
+
+def _check(run: Run, trace: Trace) -> None:
+    """Raises ValueError for an episode that cannot be explained."""
+    if trace.run_id != run.run_id:
+        raise ValueError(f"episode {trace.episode_id} is of run {trace.run_id!r}: name it by --run")
+    if trace.workflow != run.config.workflow.path:
+        raise ValueError(
+            f"episode {trace.episode_id} was played by {trace.workflow}, and the run's team is {run.config.workflow.path}"
+        )
+    if not trace.turns:
+        raise ValueError(
+            f"episode {trace.episode_id} has no turn that could have decided it: {trace.error[:200] or trace.stop_reason}"
+        )
+    if not trace.is_outcome:
+        raise ValueError(
+            f"episode {trace.episode_id}: {trace.cause} caused its failure, and no turn of the team: {trace.error[:200]}"
+        )
+    if trace.variant:
+        raise ValueError(
+            f"episode {trace.episode_id} is a replay ({trace.variant}) itself: name the episode that it replays"
+        )
+    if caller_score(trace) is not None:
+        raise ValueError(
+            f"episode {trace.episode_id} is of the service: its caller scored it, and nobody can score its replays alike"
+        )
+    if trace.is_version_mixed:
+        raise ValueError(
+            f"episode {trace.episode_id}: weights changed while it was played, so that nothing can play it again"
+        )
 
 
 def _alternative(trace: Trace, turn_index: int, outcome: float) -> dict[str, Any]:
@@ -165,7 +174,7 @@ class _Replays:
         return value * self.span + self._worst
 
     def __call__(self, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
-        """Plays what is not stored yet; see `decisive_turn.Replays`."""
+        """Plays what is not stored yet, or failed outside of the team when it was asked before; see `decisive_turn.Replays`."""
         agents = {turn.turn_index: turn.agent for turn in self._trace.turns}
         specs = {
             (index, number): EpisodeSpec(
@@ -179,7 +188,7 @@ class _Replays:
             )
             for index, number in wanted
         }
-        sampled = play_specs(list(specs.values()), self._pass, progress=self._progress)
+        sampled = play_specs(list(specs.values()), self._pass, repeats_failed=True, progress=self._progress)
         by_id = {t.episode_id: t for t in self._run.traces.read_traces(sampled.traces)}
         done = {key: by_id[spec.episode_id] for key, spec in specs.items() if spec.episode_id in by_id}
         done = {key: trace for key, trace in done.items() if trace.is_outcome and not trace.is_version_mixed}

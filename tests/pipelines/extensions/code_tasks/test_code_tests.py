@@ -49,6 +49,14 @@ def test_every_shape_of_programs_gives_the_same_cases(raw: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fn_name", "given"), [("", "3\n1 2 3"), ("mul", ["3", "1 2 3"])], ids=["lines of a program", "arguments"]
+)
+def test_one_test_of_several_inputs_and_a_text_is_one_case(fn_name: str, given: Any) -> None:
+    tests = read_tests({"input": ["3", "1 2 3"], "output": "42"}, place="row 1", fn_name=fn_name)
+    assert tests.cases == (Case(given=given, expected="42"),)
+
+
+@pytest.mark.parametrize(
     "raw",
     [
         {"inputs": [[1, 2], [[4], "x"]], "outputs": [3, [5]], "fn_name": "f"},
@@ -217,6 +225,8 @@ def test_the_name_at_the_tests_wins_over_the_one_around_them() -> None:
         ),
         ({"inputs": ["1"], "outputs": []}, "1 inputs but 0 outputs"),
         ([{"input": "1"}], "case 1 has no output"),
+        ({"inputs": ["1", "2"], "outputs": ["1", None]}, "row 1: a case has input '2' and output 'None': write a text"),
+        ({"inputs": [None, "2"], "outputs": ["1", "2"]}, "row 1: a case has input 'None' and output '1': write a text"),
         (["1"], "case 1 is str"),
         (
             [{"input": "1", "output": "2"}, {"input": "1", "output": "3"}],

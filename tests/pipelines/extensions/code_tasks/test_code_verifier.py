@@ -373,6 +373,14 @@ def test_no_wall_only_where_it_is_asked_for() -> None:
         ("<think>```python\nprint(2)\n```</think>print(1)", "print(1)"),
         ("<think><code>print(2)</code>", ""),
         ("<code>a</code>" * 9 + "<code>b</code><code>", "b"),
+        ("```python3\nprint(1)\n```", "print(1)"),
+        ("``` Python 3\nprint(1)\n```", "print(1)"),
+        ("```{.python}\nprint(1)\n```", "print(1)"),
+        ("```python\r\nprint(1)\n```", "print(1)"),
+        ("For\n```text\n3\n```\nit is\n```python\nprint(1)\n```\nThat is all.", "print(1)"),
+        ("```json\n[3]\n```\n\n```\nprint(1)\n```", "print(1)"),
+        ("```python\nprint(1)\n```\nIts output:\n```\n1\n```", "print(1)"),
+        ("```python\nprint(1)\n```\nIts output:\n```text\n1\n```", "print(1)"),
     ],
 )
 def test_the_code_of_a_completion_is_found(text: str, code: str) -> None:

@@ -145,6 +145,25 @@ def test_search_pays_nobody_of_a_round_without_an_answer() -> None:
     assert paid(SearchProgress(), trace(events, answers=TOWN)) == {"planner_0": 0.0, "answerer_0": 0.0}
 
 
+def test_a_search_after_a_round_that_was_passed_over_earns_what_it_changed() -> None:
+    """As with `stop_on_search_end: false`: the searcher has three turns, the answerer one before them and one after each search."""
+    events = [answered("blue"), END, *searched(), answered("red town"), *searched(), answered("blue")]
+    assert paid(SearchProgress(), trace(events, answers=TOWN, answer="blue")) == {
+        **{"answerer_0": 0.0, "answerer_1": 1.0, "answerer_2": 0.0, "searcher_0": 0.0},
+        **{"searcher_1": 1.0, "summarizer_0": 1.0, "updater_0": 1.0},
+        **{"searcher_2": -1.0, "summarizer_1": -1.0, "updater_1": -1.0},
+    }
+
+
+def test_a_debater_that_comes_later_is_scored_in_the_round_in_which_it_speaks() -> None:
+    said = [("debater_0", "55"), ("debater_0", "1"), ("debater_1", "55"), ("debater_0", "55"), ("debater_1", "55")]
+    played = trace([(agent, {"answer": answer}) for agent, answer in said])
+    first, *others = played.turns
+    for turns in (played.turns, (replace(first, round_index=7), *others)):  # whatever calls before it were given up
+        rewards = score_trace(DebateReward(team="sum"), replace(played, turns=turns), version="v").rewards
+        assert [reward.reward for reward in rewards] == [1.0, 1.0, 1.0, 2.0, 2.0]
+
+
 def test_unknown_settings_name_what_there_is() -> None:
     with pytest.raises(ValueError, match="'bleu' is not known: one of em, f1, math"):
         OutcomeShare(metric="bleu")

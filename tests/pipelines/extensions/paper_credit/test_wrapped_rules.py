@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from pipelines.credit.outcome import OutcomeShare
 from pipelines.credit.rule import (
     Credit,
     CreditRule,
+    preflight,
+    reads,
     score_trace,
 )
 from pipelines.extensions.inferred_credit.inferred import InferredReward
@@ -70,3 +73,17 @@ def test_an_agent_without_a_share_of_the_outcome_gets_none_in_served_episodes_ei
         ("solver", 0.0),
         ("verifier", -0.5),
     ]
+
+
+class Asking(OutcomeShare):
+    """Says whom it asks."""
+
+    def preflight(self) -> list[str]:
+        return ["a judge"]
+
+
+@pytest.mark.parametrize("wrap", [SharedSum, InferredReward])
+def test_what_the_inner_rule_asks_and_cannot_read_is_said_of_the_outer_one_too(wrap: Callable[..., CreditRule]) -> None:
+    rule = wrap({"path": "test_wrapped_rules:Asking", "settings": {"metric": "math"}})
+    assert preflight(rule) == ["a judge"] and not reads(rule, "The result is 14.") and reads(rule, "14")
+    assert preflight(wrap(GAME)) == [] and reads(wrap(GAME), "The result is 14.")

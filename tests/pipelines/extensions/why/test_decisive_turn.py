@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipelines.extensions.why.decisive_turn import difference_interval, find_decisive_turn
+from pipelines.extensions.why.decisive_turn import LEAST, difference_interval, find_decisive_turn
 from tests.pipelines.extensions.why.planted_faults import BUDGET, WORKFLOWS, decisive_turn_of, plant, true_cost
 
 pytestmark = pytest.mark.fast
@@ -109,16 +109,21 @@ def test_the_default_budget_is_enough_for_forty_turns() -> None:
 
 
 def test_a_budget_that_says_nothing_is_refused() -> None:
-    for num_turns, budget in ((1, 7), (2, 10), (40, 20)):
+    for num_turns, budget in ((1, 7), (2, 10), (16, 18), (40, 20)):
+        played: list[int] = []
+
+        def replays(wanted: Wanted, played: list[int] = played) -> dict[tuple[int, int], float]:
+            played.append(len(wanted))
+            return {key: 1.0 for key in wanted}
+
         with pytest.raises(
             ValueError, match=rf"{budget} replays are too few for an episode of {num_turns} turns: give \d+"
         ) as refused:
-            find_decisive_turn(list(range(num_turns)), 0.0, lambda wanted: {key: 1.0 for key in wanted}, budget=budget)
+            find_decisive_turn(list(range(num_turns)), 0.0, replays, budget=budget)
         enough = int(str(refused.value).split()[-3])
-        found = find_decisive_turn(
-            list(range(num_turns)), 0.0, lambda wanted: {key: 1.0 for key in wanted}, budget=enough
-        )
+        found = find_decisive_turn(list(range(num_turns)), 0.0, replays, budget=enough)
         assert found.num_replays <= enough and found.turn_index == num_turns - 1
+        assert min(played) >= LEAST
 
 
 def test_the_interval_is_newcombes() -> None:

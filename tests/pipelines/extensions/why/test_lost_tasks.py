@@ -63,6 +63,19 @@ def test_the_worst_episode_of_each_lost_task_comes_in_the_order_of_the_loss(
     ], "t1 lost 1.0, t0 0.5, t3 0.25; t2 was won, t4 has no outcome"
 
 
+def test_equal_outcomes_in_another_order_lose_nothing(
+    tmp_path: Path, make_trace: Callable[..., Trace], make_rewards: Callable[..., EpisodeRewards]
+) -> None:
+    run, task = GateRun(tmp_path), make_trace(0).task
+    for field, outcomes in (("candidate", [0.3, 0.2, 0.1]), ("champion", [0.1, 0.2, 0.3])):
+        traces = [make_trace(i, **GATE, team_key=field, task=task) for i in range(3)]
+        rewards = [make_rewards(t, outcome=o) for t, o in zip(traces, outcomes, strict=True)]
+        setattr(run.evaluated, field, run.played(field, traces, rewards))
+    assert lost_episodes(run, 3) == []
+    run.evaluated.candidate, run.evaluated.champion = run.evaluated.champion, run.evaluated.candidate
+    assert lost_episodes(run, 3) == []
+
+
 def test_a_gate_without_a_champion_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no champion was met at the gate of iteration 3: evaluate\.every = 6"):
         lost_episodes(GateRun(tmp_path), 3)

@@ -21,7 +21,7 @@ from pipelines.report.page import section
 from serve_apps.episode_spec import EpisodeSpec
 from stores.traces.explanations import find_explanation, keep_explanation, newest_explanations
 from stores.traces.store import TraceStore
-from stores.types import Cause, EpisodeStatus, ModelVersionRef, Trace
+from stores.types import SERVED, Cause, EpisodeStatus, ModelVersionRef, Trace
 from tests.pipelines.extensions.why.planted_faults import CHAIN, SLIP, plant, play
 
 pytestmark = pytest.mark.test
@@ -56,7 +56,7 @@ class ChainRun:
         self.traces.write_episodes([trace])
         return trace
 
-    def plays(self, specs: Sequence[EpisodeSpec], *_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+    def plays(self, specs: Sequence[EpisodeSpec], *_: Any, replaced: Sequence[Cause]) -> Iterator[dict[str, Any]]:
         """Stands in for the collectors."""
         dice = random.Random(self.num_played)
         self.num_played += len(specs)
@@ -77,7 +77,7 @@ class ChainRun:
                     variant=spec.variant,
                 )
             )
-        self.traces.write_episodes(traces)
+        self.traces.write_episodes(traces, replaced=replaced)
         yield {
             "num": len(traces),
             "num_tokens": 1,
@@ -126,10 +126,22 @@ def test_replays_that_the_infrastructure_failed_are_left_out(run: Any) -> None:
     assert sum(value["num_replays"] for value in found["values"]) < found["num_replays"]
 
 
+def test_replays_that_failed_are_played_again_when_the_question_is_asked_again(run: Any) -> None:
+    trace = failed_episode(run)
+    run.failing = 1.0
+    with pytest.raises(ValueError, match="no replay from turn 0 came to an end"):
+        why.explain(run, trace.episode_id, budget=64)
+    run.failing = 0.0
+    found = why.explain(run, trace.episode_id, budget=64)
+    assert found["turn_index"] == 2
+    assert sum(value["num_replays"] for value in found["values"]) == found["num_replays"]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"status": EpisodeStatus.INFRA_ERROR, "cause": Cause.INFRASTRUCTURE, "error": "gone"}, "infrastructure caused its failure"),
+        ({"outcome_metadata": {SERVED: {"score": 0.6}}}, "its caller scored it"),
         ({"variant": "greedy"}, r"is a replay \(greedy\) itself"),
         ({"is_version_mixed": True}, "weights changed while it was played"),
         ({"turns": (), "stop_reason": "nothing"}, "has no turn that could have decided it: nothing"),
