@@ -78,7 +78,8 @@ def learning(rows: Sequence[Row]) -> list[Figure]:
     valid = agents.chart("Share of turns with valid format", "format", {"yaxis": {"tickformat": ".0%"}})
     reasons = _Lines([{**row, "lines": _named(_part(row, "metrics"), STOP)} for row in rows], "lines")
     ends = reasons.chart("Why episodes end, share of them", "value", {"yaxis": {"tickformat": ".0%"}})
-    return [chart for chart in (reward, valid, ends) if chart]
+    has_several = ends is not None and len(ends.data) > 1  # one line at 100% says nothing
+    return [chart for chart in (reward, valid, ends if has_several else None) if chart]
 
 
 def training(rows: Sequence[Row]) -> list[Figure]:

@@ -326,6 +326,7 @@ def test_parts_of_rewards_and_reasons_to_stop_have_a_chart_with_a_line_each() ->
     assert [(line["name"], line["y"]) for line in parts.data] == [("correct", [0.5, 0.5]), ("format", [0.1, 0.1])]
     ends = learning(rows)[-1]
     assert [(line["name"], line["y"]) for line in ends.data] == [("passed", [0.75, 0.75]), ("last_round", [0.25, 0.25])]
+    assert learning([{**row, "metrics": {"stop/finished": 1.0}} for row in rows])[-1].title == "Reward"
     assert [chart.title for chart in other_metrics(rows)] == ["solved"]
     page = read(render(ReportData(run_id="r", headline={}, iterations=rows)))
     assert "Parts of rewards" in page.text and "Why episodes end" in page.text
