@@ -78,7 +78,7 @@ def test_rows_that_are_there_again_are_left_out_and_counted(tmp_path: Path, capl
     with caplog.at_level(logging.WARNING):
         tasks = tasks_of(tmp_path, rows)
     assert [task.prompt for task in tasks] == ["1 + 1", "2 + 1"]
-    assert "tasks.train: 2 rows stand there again, and were left out; 2 tasks" in caplog.text
+    assert "tasks.train: repeated rows that were left out: 2; tasks: 2" in caplog.text
 
 
 def test_one_id_of_two_tasks_is_refused(tmp_path: Path) -> None:
