@@ -66,9 +66,7 @@ def iter_tasks(source: TaskSourceConfig, *, section: str, seed: int, check: Chec
             check(task, at)
         yield task
     if num_repeated:
-        logger.warning(
-            "tasks.%s: repeated rows that were left out: %d; tasks: %d", section, num_repeated, len(first)
-        )
+        logger.warning("tasks.%s: repeated rows that were left out: %d; tasks: %d", section, num_repeated, len(first))
     if source.generator is not None and source.count is not None and len(first) < source.count:
         logger.warning("tasks.%s: the generator has %d tasks, count = %d", section, len(first), source.count)
 
