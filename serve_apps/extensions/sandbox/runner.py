@@ -63,7 +63,7 @@ def main() -> None:
         exec(_PRELUDE, prelude)  # before the fork, so that every case has it at once
         import inspect  # noqa: F401 - likewise
     try:
-        exec(compile(header["prelude"], "prelude.py", "exec"), prelude)
+        exec(compile(header["prelude"], "prelude.py", "exec", dont_inherit=True), prelude)
     except ImportError as fault:
         print(json.dumps({"fault": f"its prelude: {type(fault).__name__}: {fault}"}), file=replies, flush=True)
         return
@@ -345,7 +345,8 @@ def _limit(header: dict[str, Any]) -> None:
 
 def _execute(header: dict[str, Any], request: dict[str, Any], prelude: dict[str, Any], module: ModuleType) -> int:
     try:
-        program = compile(header["code"], "program.py", "exec")
+        # Otherwise this file's `annotations` would hold for the program: names in its annotations would not be looked up.
+        program = compile(header["code"], "program.py", "exec", dont_inherit=True)
     except BaseException:  # noqa: BLE001 - SyntaxError, ValueError, RecursionError, MemoryError, SystemError ...
         traceback.print_exc(limit=0)
         return _COMPILE_ERROR

@@ -438,6 +438,15 @@ def f(how):
     assert ran[5].status == ("lost" if wall == "bubblewrap" else "error") and ran[6].has_value
 
 
+def test_annotations_of_a_program_are_read_as_python_reads_them(sandbox: Sandbox) -> None:
+    code = "def f(items: List[int]): return sum(items)\nprint(f([1, 2]))"
+    without, with_import = (
+        sandbox.run(Program(code=begin + code), [""])[0] for begin in ("", "from typing import List\n")
+    )
+    assert without.status == "error" and "NameError: name 'List' is not defined" in without.stderr
+    assert (with_import.status, with_import.stdout) == ("ended", "3\n")
+
+
 def test_folders_that_programs_may_read_are_named_outside_of_their_own() -> None:
     for folder in ("relative", "/tmp/x"):
         with pytest.raises(ValueError, match=f"'{folder}' is not an absolute path outside of /tmp"):
