@@ -12,6 +12,7 @@ stays as its supervisor and ends it. It runs as a script with the standard libra
 from __future__ import annotations
 
 import atexit
+import builtins
 import ctypes
 import fcntl
 import io
@@ -352,7 +353,9 @@ def _execute(header: dict[str, Any], request: dict[str, Any], prelude: dict[str,
         return _COMPILE_ERROR
     sys.modules[module.__name__] = module
     scope = module.__dict__
-    scope.update({name: value for name, value in prelude.items() if name not in scope})
+    if prelude:
+        # Behind the program's own names: `merge` is then its own, or that of its Solution, and never heapq's.
+        scope["__builtins__"] = {**vars(builtins), **prelude}
     exec(program, scope)
     if header["fn_name"]:
         function = _function(scope, header["fn_name"])

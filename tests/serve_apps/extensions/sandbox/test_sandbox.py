@@ -447,6 +447,16 @@ def test_annotations_of_a_program_are_read_as_python_reads_them(sandbox: Sandbox
     assert (with_import.status, with_import.stdout) == ("ended", "3\n")
 
 
+def test_a_name_that_programs_are_given_is_not_taken_for_their_function(sandbox: Sandbox) -> None:
+    own = "class Solution:\n    def merge(self, items: List[int]) -> List[int]:\n        return nlargest(2, items)"
+    (merged,) = sandbox.run(Program(code=own, fn_name="merge"), [[[1, 3, 2]]])
+    assert merged.value == [3, 2], merged
+    (nothing,) = sandbox.run(Program(code="pass", fn_name="gcd"), [[12, 18]])
+    assert nothing.status == "error" and "defines neither gcd nor Solution.gcd" in nothing.stderr
+    (imported,) = sandbox.run(Program(code="from math import gcd", fn_name="gcd"), [[12, 18]])
+    assert imported.value == 6
+
+
 def test_folders_that_programs_may_read_are_named_outside_of_their_own() -> None:
     for folder in ("relative", "/tmp/x"):
         with pytest.raises(ValueError, match=f"'{folder}' is not an absolute path outside of /tmp"):
