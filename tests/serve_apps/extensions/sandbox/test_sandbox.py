@@ -323,6 +323,19 @@ def test_a_machine_without_processes_is_no_fault_of_the_program() -> None:
     assert scratches() <= before
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_machine_without_descriptors_is_no_fault_of_the_program(sandbox: Sandbox, is_kept: bool) -> None:
+    program = Program(code="def f(): return 1", fn_name="f")
+    assert sandbox.run(program, [[]])[0].value == 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(SandboxUnavailable, match=r"this machine: .* Too many open files"), ExitStack() as stack:
+            stack.enter_context(sandbox.kept(program)).run([]) if is_kept else sandbox.run(program, [[]])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_more_than_1024_open_files_are_no_hindrance_and_none_is_inherited(sandbox: Sandbox) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
