@@ -116,7 +116,8 @@ class McpEndpoint:
         with slot, service.counting_failures(slot.team):
             spec = episode_spec(slot.team, body)
             try:
-                run = await unless_gone(request, service.within_timeout(run_workflow(service, slot.team, spec)))
+                played = run_workflow(service, slot.team, spec, store=body.store)
+                run = await unless_gone(request, service.within_timeout(played))
             except ApiError as error:
                 if error.status == 499:
                     service.count_left(slot)
