@@ -112,7 +112,7 @@ class McpEndpoint:
             body = RunRequest.model_validate(arguments)
         except ValidationError as error:
             raise invalid_body_error(list(error.errors())) from None
-        slot = await unless_gone(request, service.take_slot(team, None, key))
+        slot = await unless_gone(request, service.take_slot(team, body.user, key))
         with slot, service.counting_failures(slot.team):
             spec = episode_spec(slot.team, body)
             try:

@@ -60,6 +60,13 @@ async def test_a_team_is_a_tool_that_answers_as_its_workflow_does(scene: Scene) 
     assert scene.service.admission.num_in_flight == 0
 
 
+async def test_the_runs_of_a_user_stay_on_one_team(scene: Scene) -> None:
+    scene.serve_both(share=0.5, salt="s")
+    async with session(scene) as client:
+        runs = [await client.call_tool("demo", {"prompt": "x", "user": "ada"}) for _ in range(12)]
+    assert len({run.structured_content["team_version"] for run in runs if run.structured_content}) == 1
+
+
 async def test_what_a_caller_sends_is_checked_and_named(scene: Scene) -> None:
     async with session(scene) as client:
         with pytest.raises(MCPError, match="there is no tool 'nobody'; tools are demo"):
