@@ -70,7 +70,7 @@ class McpEndpoint:
         self._manager = StreamableHTTPSessionManager(
             server, json_response=True, stateless=True, max_request_body_size=service.config.max_body_bytes
         )
-        self.route = Route(PATH, endpoint=self, methods=["GET", "POST", "DELETE"])
+        self.route = Route(PATH, endpoint=self, methods=["POST"])
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

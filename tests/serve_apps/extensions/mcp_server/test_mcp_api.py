@@ -67,6 +67,12 @@ async def test_the_runs_of_a_user_stay_on_one_team(scene: Scene) -> None:
     assert len({run.structured_content["team_version"] for run in runs if run.structured_content}) == 1
 
 
+async def test_there_is_no_stream_to_listen_to_and_clients_are_told_so(scene: Scene) -> None:
+    async with scene.api.router.lifespan_context(scene.api), scene.http() as http:
+        answer = await http.get("/mcp", headers={"Accept": "text/event-stream"})
+    assert answer.status_code == 405
+
+
 async def test_what_a_caller_sends_is_checked_and_named(scene: Scene) -> None:
     async with session(scene) as client:
         with pytest.raises(MCPError, match="there is no tool 'nobody'; tools are demo"):
