@@ -37,6 +37,13 @@ def chat_body(asked: Mapping[str, Any], *, is_count: bool) -> dict[str, Any]:
     return body
 
 
+def unread_fields(asked: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the fields that vLLM's model of a message does not have, and leaves out without a word."""
+    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+
+    return sorted(asked.keys() - AnthropicMessagesRequest.model_fields.keys())
+
+
 def _check_result(block: Any) -> None:
     """Raises ValueError for a part of a tool's result that the converter would leave out: documents, search results."""
     content = getattr(block, "content", None)

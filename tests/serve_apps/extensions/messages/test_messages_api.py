@@ -158,6 +158,15 @@ async def test_thoughts_may_be_asked_for_and_their_budget_is_said_to_be_unread(t
     assert raw.status_code == 200 and raw.headers["x-troupe-ignored"] == "thinking.budget_tokens"
 
 
+async def test_fields_that_nobody_reads_are_named(scene: Scene) -> None:
+    more = {"seed": 3, "stop": ["4"], "mcp_servers": [], "metadata": {"user_id": "ada"}, "top_k": 5}
+    async with client_of(scene) as client:
+        raw = await client.messages.with_raw_response.create(
+            model="demo/solver", messages=HELLO, max_tokens=20, extra_body=more
+        )
+    assert raw.headers["x-troupe-ignored"] == "mcp_servers, seed, stop"
+
+
 @pytest.mark.nightly
 async def test_a_call_can_be_forced(scene: Scene) -> None:
     async with client_of(scene) as client:
