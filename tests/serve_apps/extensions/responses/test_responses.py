@@ -156,6 +156,7 @@ async def test_typed_answers_and_forced_calls_constrain_the_engine(scene: Scene)
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"tool_choice": "required"}, "tool_choice asks for a call, but tools is empty"),
         ({"previous_response_id": "resp-0"}, "'resp-0' is not kept here"),
+        ({"text": {"format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}}, "needs `schema`"),
     ],
     ids=str,
 )
