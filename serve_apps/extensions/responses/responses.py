@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, ValidationError, model_validator
 
 from serve_apps.openai_api.chat_request import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatRequest
 from serve_apps.openai_api.protocol import Body, RequestBody, invalid_body_error
@@ -28,7 +28,7 @@ class ItemText(Body):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["input_text", "output_text", "text", "refusal"]
-    text: str = ""
+    text: str = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
 Texts = str | Annotated[list[ItemText], Field(max_length=MAX_PARTS, fail_fast=True)]

@@ -167,6 +167,14 @@ async def test_what_cannot_be_done_is_refused_by_name(scene: Scene, change: Any,
     assert scene.service.admission.num_in_flight == 0
 
 
+async def test_a_refusal_of_an_earlier_turn_is_read(scene: Scene) -> None:
+    refused: Any = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]}
+    said: Any = [{"role": "user", "content": "one"}, refused, {"role": "user", "content": "why?"}]
+    async with scene.openai() as client:
+        await client.responses.create(model="demo/solver", input=said)
+    assert "assistant\nI will not.\n" in scene.streams.tokenizer.decode(scene.streams.requests[0].prompt_token_ids)
+
+
 async def test_an_error_within_a_stream_is_raised_by_the_client(scene: Scene) -> None:
     scene.streams.error = ApiError(503, "the engine is being replaced", code="engine_unavailable")
     async with scene.openai() as client:
