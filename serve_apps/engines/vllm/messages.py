@@ -18,8 +18,8 @@ def load_converters() -> None:
     import_module("vllm.entrypoints.anthropic.serving")
 
 
-def chat_body(asked: Mapping[str, Any], *, is_count: bool) -> dict[str, Any]:
-    """Returns the body of a chat for that of a message, or of a request to count its tokens.
+def chat_body(asked: Mapping[str, Any], *, is_count: bool) -> tuple[dict[str, Any], list[str]]:
+    """Returns the body of a chat for that of a message, or of a request to count its tokens, and the fields that vLLM does not know.
 
     Raises pydantic's ValidationError where vLLM's model refuses it, and ValueError, TypeError or AttributeError: that model leaves
     open what is in a tool's result, and its converter takes it for text and sources of images.
@@ -34,14 +34,7 @@ def chat_body(asked: Mapping[str, Any], *, is_count: bool) -> dict[str, Any]:
             _check_result(block)
     chat = AnthropicServingMessages.to_chat_completion_request(message_request)
     body: dict[str, Any] = chat.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    return body
-
-
-def unread_fields(asked: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the fields that vLLM's model of a message does not have, and leaves out without a word."""
-    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
-
-    return sorted(asked.keys() - AnthropicMessagesRequest.model_fields.keys())
+    return body, sorted(asked.keys() - kind.model_fields.keys())
 
 
 def _check_result(block: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
-from serve_apps.engines.vllm.messages import chat_body, message_body, message_lines, unread_fields
+from serve_apps.engines.vllm.messages import chat_body, message_body, message_lines
 from serve_apps.openai_api.chat_request import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatRequest
 from serve_apps.openai_api.protocol import (
     MAX_ECHO,
@@ -70,8 +70,8 @@ def chat_of_messages(request: CountRequest) -> ChatRequest:
     """Returns the chat that a request asks for; ApiError 400 where vLLM's model or the chat API refuses it."""
     try:
         asked = request.model_dump(exclude_unset=True)
-        body = chat_body(asked, is_count=not isinstance(request, MessagesRequest))
-        unread = [said for field, said in UNREAD.items() if body.pop(field, None) is not None]
+        body, unread = chat_body(asked, is_count=not isinstance(request, MessagesRequest))
+        unread += [said for field, said in UNREAD.items() if body.pop(field, None) is not None]
         chat_request = ChatRequest.model_validate(body | _continued(body["messages"]))
     except ValidationError as error:
         raise invalid_body_error(list(error.errors())) from None
@@ -82,7 +82,7 @@ def chat_of_messages(request: CountRequest) -> ChatRequest:
             code="invalid_value",
             param="messages",
         ) from None
-    chat_request.name_unread([*unread, *unread_fields(asked)])
+    chat_request.name_unread(unread)
     return chat_request
 
 
