@@ -18,8 +18,8 @@ def load_converters() -> None:
     import_module("vllm.entrypoints.anthropic.serving")
 
 
-def chat_body(asked: Mapping[str, Any], *, is_count: bool) -> dict[str, Any]:
-    """Returns the body of a chat for that of a message, or of a request to count its tokens.
+def chat_body(asked: Mapping[str, Any], *, is_count: bool) -> tuple[dict[str, Any], list[str]]:
+    """Returns the body of a chat for that of a message, or of a request to count its tokens, and the fields that vLLM does not know.
 
     Raises pydantic's ValidationError where vLLM's model refuses it, and ValueError, TypeError or AttributeError: that model leaves
     open what is in a tool's result, and its converter takes it for text and sources of images.
@@ -38,7 +38,7 @@ def chat_body(asked: Mapping[str, Any], *, is_count: bool) -> dict[str, Any]:
     except VLLMClientError as error:  # which is no ValueError, so that pydantic lets it pass
         raise ValueError(str(error)) from None
     body: dict[str, Any] = chat.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    return body
+    return body, sorted(asked.keys() - kind.model_fields.keys())
 
 
 def _check_result(block: Any) -> None:

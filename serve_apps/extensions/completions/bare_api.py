@@ -14,6 +14,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 
 from serve_apps.chat.long_texts import worked_on
+from serve_apps.chat.tokenizer import ChatTokenizer
 from serve_apps.extensions.completions.completion_request import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from serve_apps.gateway.calls.chat import chat_tokens, troupe_fields
 from serve_apps.gateway.calls.model_call import (
@@ -96,8 +97,9 @@ async def detokenize(body: DetokenizeRequest, request: Request, service: Service
     """Returns the text of tokens, special ones included."""
     with await _slot(service, body.model, request) as team:
         group, _ = model_of(team, body.model)
-        text_of = team.acting.tokenizers[group].text_of
-        return {"prompt": await worked_on(body.num_characters, lambda: text_of(body.tokens))}
+        tokenizer = team.acting.tokenizers[group]
+        _check_known(body.tokens, tokenizer, body.model, param="tokens")
+        return {"prompt": await worked_on(body.num_characters, lambda: tokenizer.text_of(body.tokens))}
 
 
 async def _slot(service: Service, model: str, request: Request) -> Slot:
@@ -139,13 +141,7 @@ def _call(
     if isinstance(prompt, str):
         check_length(prompt, tokenizer, context)
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-    if unknown := [i for i in ids if i >= tokenizer.num_tokens]:
-        raise ApiError(
-            400,
-            f"prompt has the token {unknown[0]}, and model {request.model!r} has {tokenizer.num_tokens}",
-            code="invalid_value",
-            param="prompt",
-        )
+    _check_known(ids, tokenizer, request.model, param="prompt")
     room_for_completion(request.limit, len(ids), context)
     default = Sampling(max_tokens=request.limit, temperature=1.0)
     return ModelCall(
@@ -158,6 +154,17 @@ def _call(
         top_logprobs=request.top_logprobs,
         id=f"cmpl-{secrets.token_hex(12)}",
     )
+
+
+def _check_known(ids: Sequence[int], tokenizer: ChatTokenizer, model: str, *, param: str) -> None:
+    """ApiError 400 for a token that the model does not have."""
+    if unknown := [i for i in ids if i >= tokenizer.num_tokens]:
+        raise ApiError(
+            400,
+            f"{param} has the token {unknown[0]}, and model {model!r} has {tokenizer.num_tokens}",
+            code="invalid_value",
+            param=param,
+        )
 
 
 async def complete(calls: Sequence[ModelCall], streams: PolicyStreams) -> dict[str, Any]:

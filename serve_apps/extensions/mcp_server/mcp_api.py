@@ -27,6 +27,7 @@ from serve_apps.gateway.calls.workflow_runs import WorkflowRun, episode_spec, ru
 from serve_apps.gateway.http.workflow_api import run_ended
 from serve_apps.gateway.traffic.service import Service
 from serve_apps.gateway.traffic.teams import Production
+from serve_apps.openai_api.http_errors import unless_gone
 from serve_apps.openai_api.protocol import ApiError, RunRequest, invalid_body_error
 from stores.types import SOUND, EpisodeStatus
 
@@ -69,7 +70,7 @@ class McpEndpoint:
         self._manager = StreamableHTTPSessionManager(
             server, json_response=True, stateless=True, max_request_body_size=service.config.max_body_bytes
         )
-        self.route = Route(PATH, endpoint=self, methods=["GET", "POST", "DELETE"])
+        self.route = Route(PATH, endpoint=self, methods=["POST"])
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -111,10 +112,16 @@ class McpEndpoint:
             body = RunRequest.model_validate(arguments)
         except ValidationError as error:
             raise invalid_body_error(list(error.errors())) from None
-        slot = await service.take_slot(team, None, key)
+        slot = await unless_gone(request, service.take_slot(team, body.user, key))
         with slot, service.counting_failures(slot.team):
             spec = episode_spec(slot.team, body)
-            run = await service.within_timeout(run_workflow(service, slot.team, spec))
+            try:
+                played = run_workflow(service, slot.team, spec, store=body.store)
+                run = await unless_gone(request, service.within_timeout(played))
+            except ApiError as error:
+                if error.status == 499:
+                    service.count_left(slot)
+                raise
         run_ended(service, slot, key, body, run)
         return run
 

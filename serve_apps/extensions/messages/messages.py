@@ -7,7 +7,7 @@ POST /v1/messages ──chat_of_messages──> ChatRequest ──> chat complet
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -69,9 +69,10 @@ class MessagesRequest(CountRequest):
 def chat_of_messages(request: CountRequest) -> ChatRequest:
     """Returns the chat that a request asks for; ApiError 400 where vLLM's model or the chat API refuses it."""
     try:
-        body = chat_body(request.model_dump(exclude_unset=True), is_count=not isinstance(request, MessagesRequest))
-        unread = [said for field, said in UNREAD.items() if body.pop(field, None) is not None]
-        chat_request = ChatRequest.model_validate(body)
+        asked = request.model_dump(exclude_unset=True)
+        body, unread = chat_body(asked, is_count=not isinstance(request, MessagesRequest))
+        unread += [said for field, said in UNREAD.items() if body.pop(field, None) is not None]
+        chat_request = ChatRequest.model_validate(body | _continued(body["messages"]))
     except ValidationError as error:
         raise invalid_body_error(list(error.errors())) from None
     except (ValueError, TypeError, AttributeError) as error:
@@ -83,6 +84,13 @@ def chat_of_messages(request: CountRequest) -> ChatRequest:
         ) from None
     chat_request.name_unread(unread)
     return chat_request
+
+
+def _continued(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """Returns what makes the answer go on with the last message, where that is text of the assistant: so says Anthropic's API."""
+    last = messages[-1] if messages else {}
+    is_begun = last.get("role") == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
+    return {"add_generation_prompt": False, "continue_final_message": True} if is_begun else {}
 
 
 def message_of(reply: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, ValidationError, model_validator
 
 from serve_apps.openai_api.chat_request import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatRequest
 from serve_apps.openai_api.protocol import Body, RequestBody, invalid_body_error
@@ -28,7 +28,7 @@ class ItemText(Body):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["input_text", "output_text", "text", "refusal"]
-    text: str = ""
+    text: str = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
 Texts = str | Annotated[list[ItemText], Field(max_length=MAX_PARTS, fail_fast=True)]
@@ -105,12 +105,18 @@ class FunctionChoice(Body):
 class TextFormat(Body):
     """The form of the answer."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = "answer"
     json_schema: JsonSchema | None = Field(None, alias="schema")
     strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> TextFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("a format of type 'json_schema' needs `schema`, beside `name`")
+        return self
 
 
 class TextSettings(Body):
@@ -269,7 +275,7 @@ def _text(content: str | list[dict[str, Any]]) -> str:
 def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
     if form is None or form.type != "json_schema":
         return None if form is None else {"type": form.type}
-    return {"type": form.type, "json_schema": {"name": form.name, "schema": form.json_schema or {}}}
+    return {"type": form.type, "json_schema": {"name": form.name, "schema": form.json_schema}}
 
 
 def response_body(

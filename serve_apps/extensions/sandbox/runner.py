@@ -12,6 +12,7 @@ stays as its supervisor and ends it. It runs as a script with the standard libra
 from __future__ import annotations
 
 import atexit
+import builtins
 import ctypes
 import fcntl
 import io
@@ -63,7 +64,7 @@ def main() -> None:
         exec(_PRELUDE, prelude)  # before the fork, so that every case has it at once
         import inspect  # noqa: F401 - likewise
     try:
-        exec(compile(header["prelude"], "prelude.py", "exec"), prelude)
+        exec(compile(header["prelude"], "prelude.py", "exec", dont_inherit=True), prelude)
     except ImportError as fault:
         print(json.dumps({"fault": f"its prelude: {type(fault).__name__}: {fault}"}), file=replies, flush=True)
         return
@@ -345,13 +346,16 @@ def _limit(header: dict[str, Any]) -> None:
 
 def _execute(header: dict[str, Any], request: dict[str, Any], prelude: dict[str, Any], module: ModuleType) -> int:
     try:
-        program = compile(header["code"].removeprefix("\ufeff"), "program.py", "exec")
+        # Otherwise this file's `annotations` would hold for the program: names in its annotations would not be looked up.
+        program = compile(header["code"].removeprefix("\ufeff"), "program.py", "exec", dont_inherit=True)
     except BaseException:  # noqa: BLE001 - SyntaxError, ValueError, RecursionError, MemoryError, SystemError ...
         traceback.print_exc(limit=0)
         return _COMPILE_ERROR
     sys.modules[module.__name__] = module
     scope = module.__dict__
-    scope.update({name: value for name, value in prelude.items() if name not in scope})
+    if prelude:
+        # Behind the program's own names: `merge` is then its own, or that of its Solution, and never heapq's.
+        scope["__builtins__"] = {**vars(builtins), **prelude}
     exec(program, scope)
     if header["fn_name"]:
         function = _function(scope, header["fn_name"])

@@ -194,8 +194,6 @@ class Sandbox:
                 num_late += 1
                 if num_late == MAX_STARTS:
                     raise
-            except OSError as fault:
-                raise SandboxUnavailable(f"this machine: {fault}") from fault
         return results + [CaseRun(status="time")] * (len(inputs) - len(results))
 
     def _run_in_one(
@@ -231,7 +229,7 @@ class Sandbox:
     def started(self, wall: Wall, program: Program, time_s: float, *, is_kept: bool = False) -> Iterator[_Runner]:
         """Gives a sandbox that is ready for inputs. Args: is_kept: whether it clears its scratch after each."""
         config = self.config
-        with ExitStack() as stack:
+        with _faults_of_this_machine(), ExitStack() as stack:
             scratch = "/tmp" if wall == "bubblewrap" else stack.enter_context(_scratch())
             header = {
                 "code": program.code,
@@ -528,6 +526,15 @@ def _as_nobody(wall: Wall) -> list[str]:
     if os.geteuid() != 0 or wall == "none":
         return []
     return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
+
+
+@contextmanager
+def _faults_of_this_machine() -> Iterator[None]:
+    """Turns an OSError of the work inside into SandboxUnavailable."""
+    try:
+        yield
+    except OSError as fault:
+        raise SandboxUnavailable(f"this machine: {fault}") from fault
 
 
 def _is_open_to_all(path: Path) -> bool:

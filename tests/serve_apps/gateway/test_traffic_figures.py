@@ -29,7 +29,8 @@ class Leaves:
     def __init__(self, scene: Scene, route: str, body: Any) -> None:
         self.now = asyncio.Event()
         self._body: list[bytes] = [json.dumps(body).encode()]
-        headers = [(b"host", b"gateway"), (b"content-type", b"application/json")]
+        json_type = b"application/json"
+        headers = [(b"host", b"gateway"), (b"content-type", json_type), (b"accept", json_type)]
         scope: dict[str, Any] = {
             "type": "http",
             "method": "POST",

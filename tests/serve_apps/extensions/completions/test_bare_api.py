@@ -78,6 +78,8 @@ async def test_tokens_of_chats_and_texts_are_told_and_read_back(scene: Scene) ->
         assert text["count"] == len(text["tokens"]) and "".join(text["token_strs"]) == "6*7"
         back = await client.post("/detokenize", json={"model": "demo/solver", "tokens": chat["tokens"]})
         assert back.json() == {"prompt": tokenizer.render_chat(HELLO, tools=[ADD])}
+        unknown = await client.post("/detokenize", json={"model": "demo/solver", "tokens": [5, 10**6]})
+        assert unknown.status_code == 400 and "tokens has the token 1000000" in unknown.json()["error"]["message"]
         for body in ({"model": "demo/solver"}, CHAT | {"prompt": "x"}):
             both = await client.post("/tokenize", json=body)
             assert both.status_code == 400 and "either prompt or messages" in both.json()["error"]["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +14,10 @@ from gateway_scene import Engine, Scene
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from waits import until
 
 from serve_apps.gateway.traffic.callers import make_key, write_keys
+from tests.serve_apps.gateway.test_traffic_figures import Leaves
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
@@ -57,6 +60,19 @@ async def test_a_team_is_a_tool_that_answers_as_its_workflow_does(scene: Scene) 
     assert scene.service.admission.num_in_flight == 0
 
 
+async def test_the_runs_of_a_user_stay_on_one_team(scene: Scene) -> None:
+    scene.serve_both(share=0.5, salt="s")
+    async with session(scene) as client:
+        runs = [await client.call_tool("demo", {"prompt": "x", "user": "ada"}) for _ in range(12)]
+    assert len({run.structured_content["team_version"] for run in runs if run.structured_content}) == 1
+
+
+async def test_there_is_no_stream_to_listen_to_and_clients_are_told_so(scene: Scene) -> None:
+    async with scene.api.router.lifespan_context(scene.api), scene.http() as http:
+        answer = await http.get("/mcp", headers={"Accept": "text/event-stream"})
+    assert answer.status_code == 405
+
+
 async def test_what_a_caller_sends_is_checked_and_named(scene: Scene) -> None:
     async with session(scene) as client:
         with pytest.raises(MCPError, match="there is no tool 'nobody'; tools are demo"):
@@ -97,3 +113,25 @@ async def test_a_body_that_is_no_message_or_too_large_is_refused(tiny_model: Pat
             for body in ("{", "[]", '{"jsonrpc": "2.0"}', "x" * 2000, "[" * 900)
         ]
     assert statuses == [400, 400, 400, 413, 400]
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+async def test_nothing_is_sampled_for_a_caller_who_has_left_and_its_place_is_free(
+    tiny_model: Path, max_in_flight: int
+) -> None:
+    scene = Scene(tiny_model, max_in_flight=max_in_flight)
+    engine = Engine(scene)
+    engine.pause.clear()
+    scene.service.client = lambda team: engine  # type: ignore[assignment, method-assign, return-value]
+    admission, params = scene.service.admission, {"name": "demo", "arguments": {"prompt": "x"}}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    async with scene.api.router.lifespan_context(scene.api):
+        callers = [Leaves(scene, "/mcp", call) for _ in range(2)]
+        await until(lambda: admission.num_in_flight + admission.num_waiting == 2 and engine.seen)
+        for caller in callers:
+            caller.now.set()
+        await until(lambda: admission.num_in_flight + admission.num_waiting == 0)
+        engine.pause.set()
+        await asyncio.wait([caller.ended for caller in callers])
+    assert len(engine.seen) == max_in_flight, "no run goes on"
+    assert scene.service.figures() == [], "no failure of the team"

@@ -76,6 +76,15 @@ async def test_a_file_in_an_answer_is_given_to_the_workflow() -> None:
     assert (trace.answer, trace.tool_calls[0].response) == (text, text)
 
 
+@pytest.mark.test
+async def test_an_answer_of_another_form_than_its_tool_says_is_given_and_costs_no_server() -> None:
+    weather = mcp_tool(
+        "weather", {"command": [*COMMAND[:2], f"{COMMAND[2].rpartition('.')[0]}.odd_server"], "folder": FOLDER}
+    )
+    first, second = [await weather() for _ in range(2)]
+    assert first == second and first.endswith(": not known"), "of one process"
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [

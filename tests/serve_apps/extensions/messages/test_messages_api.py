@@ -158,6 +158,32 @@ async def test_thoughts_may_be_asked_for_and_their_budget_is_said_to_be_unread(t
     assert raw.status_code == 200 and raw.headers["x-troupe-ignored"] == "thinking.budget_tokens"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_goes_on_with_the_text_that_its_caller_began(scene: Scene, stream: bool) -> None:
+    begun: Any = [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "The product "}]}]
+    ask: Any = {"model": "demo/solver", "messages": begun}
+    async with client_of(scene) as client:
+        if stream:
+            async with client.messages.stream(**ask, max_tokens=20) as events:
+                message = await events.get_final_message()
+        else:
+            message = await client.messages.create(**ask, max_tokens=20)
+        count = await client.messages.count_tokens(**ask)
+    assert message.content[0].text == "It is 42."  # type: ignore[union-attr]
+    (request,) = scene.streams.requests
+    assert scene.streams.tokenizer.decode(request.prompt_token_ids).endswith("assistant\nThe product ")
+    assert count.input_tokens == len(request.prompt_token_ids)
+
+
+async def test_fields_that_nobody_reads_are_named(scene: Scene) -> None:
+    more = {"seed": 3, "stop": ["4"], "mcp_servers": [], "metadata": {"user_id": "ada"}, "top_k": 5}
+    async with client_of(scene) as client:
+        raw = await client.messages.with_raw_response.create(
+            model="demo/solver", messages=HELLO, max_tokens=20, extra_body=more
+        )
+    assert raw.headers["x-troupe-ignored"] == "mcp_servers, seed, stop"
+
+
 @pytest.mark.nightly
 async def test_a_call_can_be_forced(scene: Scene) -> None:
     async with client_of(scene) as client:

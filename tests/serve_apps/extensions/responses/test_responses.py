@@ -156,6 +156,7 @@ async def test_typed_answers_and_forced_calls_constrain_the_engine(scene: Scene)
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"tool_choice": "required"}, "tool_choice asks for a call, but tools is empty"),
         ({"previous_response_id": "resp-0"}, "'resp-0' is not kept here"),
+        ({"text": {"format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}}, "needs `schema`"),
     ],
     ids=str,
 )
@@ -164,6 +165,14 @@ async def test_what_cannot_be_done_is_refused_by_name(scene: Scene, change: Any,
         answer = await client.post("/v1/responses", json={"model": "demo/solver", "input": "x"} | change)
     assert answer.status_code in (400, 404) and said in answer.json()["error"]["message"], answer.text
     assert scene.service.admission.num_in_flight == 0
+
+
+async def test_a_refusal_of_an_earlier_turn_is_read(scene: Scene) -> None:
+    refused: Any = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]}
+    said: Any = [{"role": "user", "content": "one"}, refused, {"role": "user", "content": "why?"}]
+    async with scene.openai() as client:
+        await client.responses.create(model="demo/solver", input=said)
+    assert "assistant\nI will not.\n" in scene.streams.tokenizer.decode(scene.streams.requests[0].prompt_token_ids)
 
 
 async def test_an_error_within_a_stream_is_raised_by_the_client(scene: Scene) -> None:

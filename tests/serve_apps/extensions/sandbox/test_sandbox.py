@@ -323,6 +323,19 @@ def test_a_machine_without_processes_is_no_fault_of_the_program() -> None:
     assert scratches() <= before
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_machine_without_descriptors_is_no_fault_of_the_program(sandbox: Sandbox, is_kept: bool) -> None:
+    program = Program(code="def f(): return 1", fn_name="f")
+    assert sandbox.run(program, [[]])[0].value == 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(SandboxUnavailable, match=r"this machine: .* Too many open files"), ExitStack() as stack:
+            stack.enter_context(sandbox.kept(program)).run([]) if is_kept else sandbox.run(program, [[]])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_more_than_1024_open_files_are_no_hindrance_and_none_is_inherited(sandbox: Sandbox) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
@@ -441,6 +454,25 @@ def f(how):
         "a folder that cannot be removed costs a new sandbox"
     )
     assert ran[5].status == ("lost" if wall == "bubblewrap" else "error") and ran[6].has_value
+
+
+def test_annotations_of_a_program_are_read_as_python_reads_them(sandbox: Sandbox) -> None:
+    code = "def f(items: List[int]): return sum(items)\nprint(f([1, 2]))"
+    without, with_import = (
+        sandbox.run(Program(code=begin + code), [""])[0] for begin in ("", "from typing import List\n")
+    )
+    assert without.status == "error" and "NameError: name 'List' is not defined" in without.stderr
+    assert (with_import.status, with_import.stdout) == ("ended", "3\n")
+
+
+def test_a_name_that_programs_are_given_is_not_taken_for_their_function(sandbox: Sandbox) -> None:
+    own = "class Solution:\n    def merge(self, items: List[int]) -> List[int]:\n        return nlargest(2, items)"
+    (merged,) = sandbox.run(Program(code=own, fn_name="merge"), [[[1, 3, 2]]])
+    assert merged.value == [3, 2], merged
+    (nothing,) = sandbox.run(Program(code="pass", fn_name="gcd"), [[12, 18]])
+    assert nothing.status == "error" and "defines neither gcd nor Solution.gcd" in nothing.stderr
+    (imported,) = sandbox.run(Program(code="from math import gcd", fn_name="gcd"), [[12, 18]])
+    assert imported.value == 6
 
 
 def test_folders_that_programs_may_read_are_named_outside_of_their_own() -> None:

@@ -19,6 +19,7 @@ from serve_apps.gateway.traffic.callers import make_key
 from serve_apps.gateway.traffic.teams import DeployedTeam, TeamRoute
 from serve_apps.openai_api.protocol import ApiError
 from tests.serve_apps.extensions.episodes.test_gateway_episodes import ADD, MULTIPLY, Engine, Stage, chat, client_of
+from tests.serve_apps.extensions.mcp_server.test_mcp_api import session
 
 pytestmark = [pytest.mark.test, pytest.mark.anyio]
 
@@ -261,14 +262,15 @@ async def test_texts_are_shown_where_asked_for_and_never_those_that_may_not_be_s
 ) -> None:
     telemetry = {**TELEMETRY, "texts": True}
     stage = Stage(tiny_model, tmp_path, telemetry=telemetry)
-    scene = Scene(tiny_model, telemetry=telemetry)
 
     async def texts(store: bool | None) -> list[Seen]:
+        scene = Scene(tiny_model, telemetry=telemetry)
         with exported(**telemetry) as memory:
-            async with scene.http() as http:
+            async with session(scene) as client, scene.http() as http:
                 await http.post("/v1/chat/completions", json={**ASK, "store": store})
                 scene.service.client = lambda team: Engine(scene, *[SECRET] * 4)  # type: ignore[assignment, method-assign, return-value]
                 await http.post("/v1/workflows/demo/runs", json={"prompt": SECRET, "store": store})
+                await client.call_tool("demo", {"prompt": SECRET, "store": store})
             stage.engine.left = ["x"]
             async with stage.opened() as (http, episode):
                 await chat(http, episode, text=SECRET, store=store)
@@ -276,5 +278,6 @@ async def test_texts_are_shown_where_asked_for_and_never_those_that_may_not_be_s
             return [span for span in spans_of(memory) if SECRET in repr(span)]
 
     shown = [span.name for span in await texts(None)]
-    assert {"chat demo/solver", "invoke_workflow demo", "chat shared"} == set(shown) and len(shown) > 5
+    assert {"chat demo/solver", "invoke_workflow demo", "chat shared"} == set(shown)
+    assert shown.count("invoke_workflow demo") == 3, "a run, one of MCP, and an episode"
     assert await texts(False) == []
