@@ -337,6 +337,7 @@ def test_no_other_client_of_http_is_in_the_sources() -> None:
         for text in [file.read_text()]
     }
     assert {file: names for file, names in users.items() if names} == {
+        "dags/ray_jobs/client.py": {"httpx"},  # a package of its own: Airflow brings this client
         "serve_apps/http/peer.py": {"httpx2"},
         "serve_apps/extensions/episodes/episode_api.py": {"httpx2"},  # passes answers on as they come
         "serve_apps/extensions/mcp_tools/mcp_session.py": {"httpx2"},  # a timeout, for the client that MCP is given
