@@ -218,8 +218,9 @@ def learn(
     learned.metrics["train/unique_token_share"], unique_share = layout.savings()
     _merge(agents, {agent: {"unique_token_share": share} for agent, share in unique_share.items()})
     _count(funnel, "non_zero_advantage", samples, rows.is_active)
-    if rows.has_loss.any() or models.has_values:
-        # A critic learns also where no row has a gradient of the policy.
+    # A critic learns also where no row has a gradient of the policy. A head on the policy's trunk does so in its warm-up alone: later
+    # AdamW's moments would move the policy.
+    if rows.has_loss.any() or models.critic is not None or (models.shares_trunk and not trains_policy):
         trains_policy = trains_policy and bool(rows.has_loss.any())
         with clock.measures("update"):
             update = Update(

@@ -21,12 +21,14 @@ from train_loops.config import (
     AdaptiveKLConfig,
     AdvantageConfig,
     AgentTrainConfig,
+    CriticConfig,
     LossConfig,
     MismatchConfig,
     OptimizerConfig,
     OverlongConfig,
     TrainConfig,
 )
+from train_loops.engine.critic import value_head
 from train_loops.engine.deepspeed_engine import Engine, load_critic, load_policy, load_reference
 from train_loops.engine.models import Models
 from train_loops.rows.masks import with_masks
@@ -546,6 +548,31 @@ def test_while_only_the_critic_learns_the_policy_stays(tiny_model: Path, sampled
     both = run(samples, engines, config)
     assert engines.policy.num_steps == 1 and engines.critic.num_steps == 2
     assert both.metrics["train/trained_rows"] == both.metrics["train/non_zero_advantage_rows"] > 0
+
+
+def test_a_head_on_the_policys_trunk_learns_in_its_warm_up_and_never_moves_the_policy_without_a_gradient(
+    tiny_model: Path, sampled
+) -> None:
+    config = TrainConfig(algorithm="ppo", optimizer=LR, critic=CriticConfig(kind="shared"))
+    scorer = load_policy(tiny_model, config.deepspeed)
+    width = scorer.model.config.get_text_config().hidden_size
+    scorer.value_head = value_head(width, hidden_size=0, dtype=torch.float32)
+    policy = Engine(scorer, optimizer=LR, config=config.deepspeed)
+    engines, samples = Models(policy=policy, shares_trunk=True), rows(sampled)
+
+    def weights() -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in scorer.model.parameters()])
+
+    before = weights()
+    assert not run(samples, engines, config, trains_policy=False).reason
+    assert policy.num_steps == 1 and torch.equal(weights(), before)
+    run(samples, engines, config)
+    trained = weights()
+    assert not torch.equal(trained, before)
+    far = [replace(s, rollout_logprobs=[x + 60 for x in s.rollout_logprobs]) for s in samples]
+    rejecting = config.model_copy(update={"mismatch": MismatchConfig(limit_mean=1000, reject_token=(0.5, 2.0))})
+    assert "mask every token" in run(far, engines, rejecting).reason
+    assert policy.num_steps == 2 and torch.equal(weights(), trained)
 
 
 @pytest.mark.parametrize(
