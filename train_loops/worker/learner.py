@@ -354,10 +354,18 @@ def trainable_rows(
 
 def _why_nothing(samples: Sequence[Sample], is_active: NDArray[np.bool_], *, config: TrainConfig) -> str:
     if is_active.any():
-        return (
-            f"train.mismatch.reject_token and reject_sequence mask every token of the {int(is_active.sum())} rows that "
-            "have an advantage: allow wider bounds, or sample again"
-        )
+        about, causes = config.mismatch, []
+        if about.reject_token is not None or about.reject_sequence is not None:
+            causes.append(
+                "train.mismatch.reject_token and reject_sequence mask tokens: allow wider bounds, or sample again"
+            )
+        if any(s.is_served for s in samples):
+            least = off_policy(about).min_ess
+            causes.append(
+                f"rows from service whose effective sample size (train/served_ess) is below {least:g} are masked: lower "
+                "collect.from_service.max_policy_lag, or accept them with train.mismatch.min_ess"
+            )
+        return f"every token of the {int(is_active.sum())} rows that have an advantage is masked: {'; '.join(causes)}"
     agents = sorted({s.agent for s in samples})
     if all(a in config.agents and config.agents[a].weight == 0 for a in agents):
         return (

@@ -314,7 +314,8 @@ def test_rows_from_service_among_those_of_an_earlier_version_keep_their_own_rule
     assert 0.8 < near.metrics["train/served_ess"] < 1 and far.metrics["train/served_ess"] < 0.6
     nothing_else = [s for s in served_from(sampled_before, served, 6.0) if s.is_served]
     engines = moved(tiny_model, sampled, config)
-    assert "mask every token" in run(nothing_else, engines, config, is_off_policy=True).reason
+    reason = run(nothing_else, engines, config, is_off_policy=True).reason
+    assert "is masked: rows from service whose effective sample size" in reason and "reject" not in reason
 
 
 def test_rows_from_service_are_weighed_apart_and_too_far_ones_train_nothing(tiny_model: Path, sampled) -> None:
@@ -354,7 +355,10 @@ def test_rows_from_service_alone_do_not_speak_for_the_engine(tiny_model: Path, s
     near = run(served_from(samples, served, 0.3), models(tiny_model, config), config).metrics
     assert near["train/served_rows_kept"] == near["train/rows"] and near["train/trained_rows"] > 0
     assert near["train/importance_weight"] < 1 and "train/logprob_gap_mean" not in near
-    assert "mask every token" in run(served_from(samples, served, 6.0), models(tiny_model, config), config).reason
+    assert (
+        "is masked: rows from service"
+        in run(served_from(samples, served, 6.0), models(tiny_model, config), config).reason
+    )
 
 
 def test_an_agents_weight_scales_its_gradient_and_nobody_elses(tiny_model: Path, sampled) -> None:
@@ -401,7 +405,7 @@ def test_rejected_tokens_have_no_gradient_of_entropy_and_no_figures(tiny_model: 
     assert "ratio" not in learned.agents["solver"] and learned.agents["verifier"]["ratio"] == pytest.approx(1)
     engines = models(tiny_model, config)
     nothing = run([s for s in far if s.agent == "solver"], engines, config)
-    assert "reject_sequence mask every token" in nothing.reason and engines.policy.num_steps == 0
+    assert "is masked: train.mismatch.reject_token" in nothing.reason and engines.policy.num_steps == 0
 
 
 def test_the_entropy_bonus_of_a_row_is_that_of_its_tokens_that_are_kept(tiny_model: Path, sampled) -> None:
@@ -571,7 +575,8 @@ def test_a_head_on_the_policys_trunk_learns_in_its_warm_up_and_never_moves_the_p
     assert not torch.equal(trained, before)
     far = [replace(s, rollout_logprobs=[x + 60 for x in s.rollout_logprobs]) for s in samples]
     rejecting = config.model_copy(update={"mismatch": MismatchConfig(limit_mean=1000, reject_token=(0.5, 2.0))})
-    assert "mask every token" in run(far, engines, rejecting).reason
+    reason = run(far, engines, rejecting).reason
+    assert "is masked: train.mismatch.reject_token" in reason and "service" not in reason
     assert policy.num_steps == 2 and torch.equal(weights(), trained)
 
 
