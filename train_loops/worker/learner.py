@@ -254,8 +254,8 @@ def learn(
 
 
 def _adapt_kl(learned: Learned, settings: AdaptiveKLConfig, *, num_episodes: int) -> None:
-    """Sets the coefficient of the next job; it stays where nothing was trained."""
-    if not learned.reason:
+    """Sets the coefficient of the next job; it stays where the policy was not trained, as while a critic warms up."""
+    if learned.metrics["train/trained_rows"]:
         learned.kl_coef = adapted_coef(
             learned.kl_coef,
             kl=learned.metrics["train/kl_ref_k3"],

@@ -57,11 +57,11 @@ def rows(sampled) -> list[Sample]:
 
 def models(folder: Path, config: TrainConfig) -> Models:
     policy = Engine(load_policy(folder, config.deepspeed), optimizer=config.optimizer, config=config.deepspeed)
+    reference = load_reference(folder, config.deepspeed) if config.loss.has_kl else None
     if not config.has_critic:
-        has_kl = config.loss.kl_in_loss_coef > 0 or config.loss.kl_in_reward_coef > 0
-        return Models(policy=policy, reference=load_reference(folder, config.deepspeed) if has_kl else None)
+        return Models(policy=policy, reference=reference)
     critic = Engine(load_critic(folder, config.deepspeed), optimizer=config.critic.optimizer, config=config.deepspeed)
-    return Models(policy=policy, critic=critic)
+    return Models(policy=policy, critic=critic, reference=reference)
 
 
 def run(samples: list[Sample], engines: Models, config: TrainConfig, **kwargs) -> Learned:
@@ -521,6 +521,9 @@ def test_the_coefficient_of_the_kl_follows_its_target(tiny_model: Path, sampled)
     equal = [replace(s, reward=0.5) for s in rows(sampled)]
     still = run(equal, models(tiny_model, config), config)
     assert still.reason and still.kl_coef == still.metrics["train/kl_coef"] == 0.5, "nothing was trained"
+    config = config.model_copy(update={"algorithm": "ppo"})
+    warm_up = run(rows(sampled), models(tiny_model, config), config, trains_policy=False)
+    assert not warm_up.reason and warm_up.kl_coef == 0.5, "the critic alone was trained"
 
 
 def test_equal_rewards_train_nothing_and_say_so(tiny_model: Path, sampled) -> None:
