@@ -77,6 +77,12 @@ def test_against_a_baseline_each_token_gets_what_is_still_to_come_minus_what_the
     assert got[1].tolist() == [0.0], "a turn without a variant has nothing to be compared with"
 
 
+@pytest.mark.parametrize("reward", [0.1, 0.7, 1 / 3])
+def test_siblings_that_earned_the_same_give_exactly_zero_whatever_the_rounding(reward: float) -> None:
+    table = rows([reward] * 2, lengths=[1, 3], baselines=[(reward + reward + reward) / 3] * 2)
+    assert [a.tolist() for a in ESTIMATORS[AGAINST_BASELINE](table, AdvantageConfig())] == [[0], [0, 0, 0]]
+
+
 @pytest.mark.parametrize("name", there("grpo", "rloo", "pass_at_k"))
 def test_an_episode_of_increments_is_worth_their_sum_however_many_turns_it_took(name: str) -> None:
     """One right at once, one that lost the answer in its third turn, one in its sixth: the last two are as bad."""

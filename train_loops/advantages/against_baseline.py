@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from train_loops.advantages.grouping import ROUNDING
 from train_loops.advantages.rewarded_rows import RewardedRows
 from train_loops.config import AdvantageConfig
 
@@ -19,10 +20,13 @@ from train_loops.config import AdvantageConfig
 def against_baseline(rows: RewardedRows, settings: AdvantageConfig) -> list[NDArray[np.float64]]:
     """Returns N arrays, one value per completion token: A_t = sum_{k >= t} r_k - b, b the row's baseline.
 
-    A row without a baseline cannot be compared with anything: all its tokens get 0.
+    A row without a baseline cannot be compared with anything: all its tokens get 0. So do tokens whose return is the baseline up to
+    rounding, as it is where all siblings earned the same: (.1 + .1 + .1) / 3 is not .1.
     """
     out = []
     for rewards, baseline in zip(rows.token_rewards, rows.baselines, strict=True):
-        r = np.asarray(rewards, dtype=np.float64)
-        out.append(np.zeros_like(r) if baseline is None else np.cumsum(r[::-1])[::-1] - baseline)
+        returns = np.cumsum(np.asarray(rewards, dtype=np.float64)[::-1])[::-1]
+        held_against = returns if baseline is None else baseline
+        is_equal = np.isclose(returns, held_against, rtol=ROUNDING, atol=ROUNDING)
+        out.append(np.where(is_equal, 0.0, returns - held_against))
     return out

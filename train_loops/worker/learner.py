@@ -218,8 +218,9 @@ def learn(
     learned.metrics["train/unique_token_share"], unique_share = layout.savings()
     _merge(agents, {agent: {"unique_token_share": share} for agent, share in unique_share.items()})
     _count(funnel, "non_zero_advantage", samples, rows.is_active)
-    if rows.has_loss.any() or models.has_values:
-        # A critic learns also where no row has a gradient of the policy.
+    # A critic learns also where no row has a gradient of the policy. A head on the policy's trunk does so in its warm-up alone: later
+    # AdamW's moments would move the policy.
+    if rows.has_loss.any() or models.critic is not None or (models.shares_trunk and not trains_policy):
         trains_policy = trains_policy and bool(rows.has_loss.any())
         with clock.measures("update"):
             update = Update(
@@ -253,8 +254,8 @@ def learn(
 
 
 def _adapt_kl(learned: Learned, settings: AdaptiveKLConfig, *, num_episodes: int) -> None:
-    """Sets the coefficient of the next job; it stays where nothing was trained."""
-    if not learned.reason:
+    """Sets the coefficient of the next job; it stays where the policy was not trained, as while a critic warms up."""
+    if learned.metrics["train/trained_rows"]:
         learned.kl_coef = adapted_coef(
             learned.kl_coef,
             kl=learned.metrics["train/kl_ref_k3"],
@@ -353,10 +354,18 @@ def trainable_rows(
 
 def _why_nothing(samples: Sequence[Sample], is_active: NDArray[np.bool_], *, config: TrainConfig) -> str:
     if is_active.any():
-        return (
-            f"train.mismatch.reject_token and reject_sequence mask every token of the {int(is_active.sum())} rows that "
-            "have an advantage: allow wider bounds, or sample again"
-        )
+        about, causes = config.mismatch, []
+        if about.reject_token is not None or about.reject_sequence is not None:
+            causes.append(
+                "train.mismatch.reject_token and reject_sequence mask tokens: allow wider bounds, or sample again"
+            )
+        if any(s.is_served for s in samples):
+            least = off_policy(about).min_ess
+            causes.append(
+                f"rows from service whose effective sample size (train/served_ess) is below {least:g} are masked: lower "
+                "collect.from_service.max_policy_lag, or accept them with train.mismatch.min_ess"
+            )
+        return f"every token of the {int(is_active.sum())} rows that have an advantage is masked: {'; '.join(causes)}"
     agents = sorted({s.agent for s in samples})
     if all(a in config.agents and config.agents[a].weight == 0 for a in agents):
         return (

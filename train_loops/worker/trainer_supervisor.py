@@ -132,6 +132,7 @@ class TrainerSupervisor:
         """
         self._check(epoch)
         await self._wait(lambda: self._oldest() not in ("", last), wait_s)
+        self._check(epoch)  # the next start may have begun meanwhile, and its workers do the job
         oldest = self._oldest()
         if oldest in ("", last):
             return None

@@ -21,12 +21,14 @@ from train_loops.config import (
     AdaptiveKLConfig,
     AdvantageConfig,
     AgentTrainConfig,
+    CriticConfig,
     LossConfig,
     MismatchConfig,
     OptimizerConfig,
     OverlongConfig,
     TrainConfig,
 )
+from train_loops.engine.critic import value_head
 from train_loops.engine.deepspeed_engine import Engine, load_critic, load_policy, load_reference
 from train_loops.engine.models import Models
 from train_loops.rows.masks import with_masks
@@ -55,11 +57,11 @@ def rows(sampled) -> list[Sample]:
 
 def models(folder: Path, config: TrainConfig) -> Models:
     policy = Engine(load_policy(folder, config.deepspeed), optimizer=config.optimizer, config=config.deepspeed)
+    reference = load_reference(folder, config.deepspeed) if config.loss.has_kl else None
     if not config.has_critic:
-        has_kl = config.loss.kl_in_loss_coef > 0 or config.loss.kl_in_reward_coef > 0
-        return Models(policy=policy, reference=load_reference(folder, config.deepspeed) if has_kl else None)
+        return Models(policy=policy, reference=reference)
     critic = Engine(load_critic(folder, config.deepspeed), optimizer=config.critic.optimizer, config=config.deepspeed)
-    return Models(policy=policy, critic=critic)
+    return Models(policy=policy, critic=critic, reference=reference)
 
 
 def run(samples: list[Sample], engines: Models, config: TrainConfig, **kwargs) -> Learned:
@@ -312,7 +314,8 @@ def test_rows_from_service_among_those_of_an_earlier_version_keep_their_own_rule
     assert 0.8 < near.metrics["train/served_ess"] < 1 and far.metrics["train/served_ess"] < 0.6
     nothing_else = [s for s in served_from(sampled_before, served, 6.0) if s.is_served]
     engines = moved(tiny_model, sampled, config)
-    assert "mask every token" in run(nothing_else, engines, config, is_off_policy=True).reason
+    reason = run(nothing_else, engines, config, is_off_policy=True).reason
+    assert "is masked: rows from service whose effective sample size" in reason and "reject" not in reason
 
 
 def test_rows_from_service_are_weighed_apart_and_too_far_ones_train_nothing(tiny_model: Path, sampled) -> None:
@@ -352,7 +355,10 @@ def test_rows_from_service_alone_do_not_speak_for_the_engine(tiny_model: Path, s
     near = run(served_from(samples, served, 0.3), models(tiny_model, config), config).metrics
     assert near["train/served_rows_kept"] == near["train/rows"] and near["train/trained_rows"] > 0
     assert near["train/importance_weight"] < 1 and "train/logprob_gap_mean" not in near
-    assert "mask every token" in run(served_from(samples, served, 6.0), models(tiny_model, config), config).reason
+    assert (
+        "is masked: rows from service"
+        in run(served_from(samples, served, 6.0), models(tiny_model, config), config).reason
+    )
 
 
 def test_an_agents_weight_scales_its_gradient_and_nobody_elses(tiny_model: Path, sampled) -> None:
@@ -399,7 +405,7 @@ def test_rejected_tokens_have_no_gradient_of_entropy_and_no_figures(tiny_model: 
     assert "ratio" not in learned.agents["solver"] and learned.agents["verifier"]["ratio"] == pytest.approx(1)
     engines = models(tiny_model, config)
     nothing = run([s for s in far if s.agent == "solver"], engines, config)
-    assert "reject_sequence mask every token" in nothing.reason and engines.policy.num_steps == 0
+    assert "is masked: train.mismatch.reject_token" in nothing.reason and engines.policy.num_steps == 0
 
 
 def test_the_entropy_bonus_of_a_row_is_that_of_its_tokens_that_are_kept(tiny_model: Path, sampled) -> None:
@@ -515,6 +521,9 @@ def test_the_coefficient_of_the_kl_follows_its_target(tiny_model: Path, sampled)
     equal = [replace(s, reward=0.5) for s in rows(sampled)]
     still = run(equal, models(tiny_model, config), config)
     assert still.reason and still.kl_coef == still.metrics["train/kl_coef"] == 0.5, "nothing was trained"
+    config = config.model_copy(update={"algorithm": "ppo"})
+    warm_up = run(rows(sampled), models(tiny_model, config), config, trains_policy=False)
+    assert not warm_up.reason and warm_up.kl_coef == 0.5, "the critic alone was trained"
 
 
 def test_equal_rewards_train_nothing_and_say_so(tiny_model: Path, sampled) -> None:
@@ -546,6 +555,32 @@ def test_while_only_the_critic_learns_the_policy_stays(tiny_model: Path, sampled
     both = run(samples, engines, config)
     assert engines.policy.num_steps == 1 and engines.critic.num_steps == 2
     assert both.metrics["train/trained_rows"] == both.metrics["train/non_zero_advantage_rows"] > 0
+
+
+def test_a_head_on_the_policys_trunk_learns_in_its_warm_up_and_never_moves_the_policy_without_a_gradient(
+    tiny_model: Path, sampled
+) -> None:
+    config = TrainConfig(algorithm="ppo", optimizer=LR, critic=CriticConfig(kind="shared"))
+    scorer = load_policy(tiny_model, config.deepspeed)
+    width = scorer.model.config.get_text_config().hidden_size
+    scorer.value_head = value_head(width, hidden_size=0, dtype=torch.float32)
+    policy = Engine(scorer, optimizer=LR, config=config.deepspeed)
+    engines, samples = Models(policy=policy, shares_trunk=True), rows(sampled)
+
+    def weights() -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in scorer.model.parameters()])
+
+    before = weights()
+    assert not run(samples, engines, config, trains_policy=False).reason
+    assert policy.num_steps == 1 and torch.equal(weights(), before)
+    run(samples, engines, config)
+    trained = weights()
+    assert not torch.equal(trained, before)
+    far = [replace(s, rollout_logprobs=[x + 60 for x in s.rollout_logprobs]) for s in samples]
+    rejecting = config.model_copy(update={"mismatch": MismatchConfig(limit_mean=1000, reject_token=(0.5, 2.0))})
+    reason = run(far, engines, rejecting).reason
+    assert "is masked: train.mismatch.reject_token" in reason and "service" not in reason
+    assert policy.num_steps == 2 and torch.equal(weights(), trained)
 
 
 @pytest.mark.parametrize(
