@@ -78,7 +78,7 @@ class RayJobs:
     def _object(self, answer: httpx.Response) -> dict[str, Any]:
         try:
             return dict(answer.json())
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise ValueError(f"{self.address} answers, but not as Ray's jobs API: is it http://HOST:8265?") from None
 
     def _said(self, answer: httpx.Response) -> str:

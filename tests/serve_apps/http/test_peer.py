@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dags.ray_jobs.client import ClusterAway, RayJobs
 from pipelines.cluster.job_api import ClusterUnreachable, JobApi
 from serve_apps.authoring.agent import AuthorError, ToolError, ToolFault
 from serve_apps.authoring.environment import Environment
@@ -99,6 +100,14 @@ def test_a_wrong_dashboard_is_one_of_the_config_or_one_that_is_away(way: str) ->
     with hostile_peer(way) as server, pytest.raises((ValueError, ClusterUnreachable), match=server.url) as raised:
         JobApi(server.url, timeout_s=0.5).jobs()
     assert type(raised.value) is JOB_ERRORS[FAULTS[way]]
+
+
+@pytest.mark.parametrize(
+    "way", [way for way in WAYS if way not in ("answers without end", "has no such page", "stalls")]
+)
+def test_a_wrong_dashboard_of_a_ray_job_is_told_so(way: str) -> None:
+    with hostile_peer(way) as server, pytest.raises((ValueError, ClusterAway), match=server.url):
+        RayJobs(server.url).job("daily-count-a0")
 
 
 def search(server: HostilePeer) -> Any:
