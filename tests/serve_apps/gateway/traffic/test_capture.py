@@ -266,6 +266,23 @@ async def test_an_outcome_that_nests_deep_does_not_lose_the_episodes_that_are_wr
     assert len(kept(store)) == 3
 
 
+async def test_an_outcome_with_keys_that_are_no_texts_can_be_rated_and_counted(
+    tiny_model: Path, tmp_path: Path, make_trace: MakeTrace
+) -> None:
+    scene, store = scene_of(tiny_model, tmp_path)
+    key = ApiKey(name="anyone", sha256="0" * 64)
+    trace = replace(make_trace(), started_at=time.time(), outcome_metadata={(1, 2): "moved"})
+    team = scene.service.teams["demo"].champion
+    scene.service.capture.keep_trace(trace, team=team, key=key, is_trainable=True)
+    await scene.service.capture.close()
+    async with scene.http() as http:
+        rated = await http.post(f"/v1/traces/{trace.episode_id}/feedback", json={"score": 1})
+    assert rated.status_code == 200, rated.text
+    assert store.kept_of("demo", 3) == 1
+    (stored,) = kept(store)
+    assert stored.outcome_metadata.keys() == {"(1, 2)", SERVED}
+
+
 async def test_the_loop_goes_on_while_a_pattern_takes_its_time(
     tiny_model: Path, tmp_path: Path, make_trace: MakeTrace
 ) -> None:
