@@ -189,9 +189,9 @@ async def build_teams(
         try:
             is_same = present is not None and present.config == config
             teams[name] = present if present and is_same else await asyncio.to_thread(Production.build, name, config)
-        except (ValueError, OSError, ImportError) as error:
+        except Exception as error:  # noqa: BLE001 - a damaged file or record may raise anything, and the replica has other teams
             logger.warning("team %r stays as it is: %s", name, error)
-            faults[name] = str(error)
+            faults[name] = str(error) or type(error).__name__
             if present is not None:
                 teams[name] = present
     return teams, faults

@@ -62,3 +62,11 @@ def test_a_team_that_cannot_be_loaded_keeps_no_other_team_from_its_callers(tiny_
     newer = {name: TeamRoute(champion=gone) for name in ("good", "gone")}
     running, faults = asyncio.run(build_teams(teams, newer))
     assert running == teams and faults.keys() == {"good", "gone"}
+
+
+def test_a_record_of_another_troupe_keeps_no_team_from_its_callers(tiny_model: Path) -> None:
+    good = deployed_team(tiny_model, 1, "blue")
+    odd = good.model_copy(update={"team_spec": good.team_spec | {"surprise": 1}})
+    teams, faults = asyncio.run(build_teams({}, {"odd": TeamRoute(champion=odd), "good": TeamRoute(champion=good)}))
+    assert teams.keys() == {"good"}
+    assert "unexpected keyword argument 'surprise'" in faults["odd"]
