@@ -96,24 +96,25 @@ class Gateway:
         self._server = make_server(build_api(self._service), config)
         self._serving: asyncio.Task[None] | None = None
         self._error = ""
-        """Why the last `user_config` was refused; empty where it was not."""
+        """Why teams of the last `user_config` were refused; empty where none was."""
         self._refused: Mapping[str, Any] = {}
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Deploys these teams at once, or keeps the present ones and reports the error in `status`; then listens.
+        """Deploys these teams at once; one that is refused stays as it is, and `status` reports the error. Then it listens.
 
         Requests that have begun stay on the team that they began on.
         """
-        routes = parse_teams(user_config)
+        teams, faults = await build_teams(self._service.teams, parse_teams(user_config))
         try:
-            self._service.deploy(await build_teams(self._service.teams, routes))
-            self._error = ""
-        except (ValueError, OSError, ImportError) as error:
-            self._error, self._refused = str(error), user_config["teams"]
+            self._service.deploy(teams)
+        except ValueError as error:
             logger.warning("keeps the teams that are deployed: %s", error)
+            faults = dict.fromkeys(user_config["teams"], str(error))
+        self._error = "; ".join(dict.fromkeys(faults.values()))
+        self._refused = {name: user_config["teams"][name] for name in faults}
         with bound(app=serve.get_replica_context().app_name):
-            teams = self._service.teams.items()
-            champions = ", ".join(f"{name}@{p.champion.version} on {p.champion.set_name}" for name, p in teams)
+            deployed = self._service.teams.items()
+            champions = ", ".join(f"{name}@{p.champion.version} on {p.champion.set_name}" for name, p in deployed)
             logger.info("deployed: %s", champions or "no team")
         if self._serving is None:  # only now, so that no request meets a replica without teams
             self._serving = asyncio.ensure_future(self._server.serve(sockets=self._sockets))
@@ -125,7 +126,7 @@ class Gateway:
             "replica_id": serve.get_replica_context().replica_tag,
             "port": self._service.config.model_dump(mode="json"),
             "teams": {name: p.config.model_dump(mode="json") for name, p in self._service.teams.items()},
-            "refused": self._refused if self._error else {},
+            "refused": self._refused,
             "error": self._error,
         }
 

@@ -162,9 +162,8 @@ def _wait_until_routed(config: GatewayConfig, expected: _Expected, timeout_s: fl
             statuses = []
         late = [status for status in statuses if status["teams"].get(name) != team_route or status["port"] != port]
         for status in late:
-            if (
-                status["error"] and status["refused"].get(name) == team_route
-            ):  # an error about this route, not an earlier one
+            # An error about this route, not about an earlier one or another team.
+            if name in status["refused"] and status["refused"][name] == team_route:
                 raise RouteError(f"gateway replica {status['replica_id']} refuses: {status['error']}")
         app = serve.status().applications.get(app_name(config))
         if len(statuses) >= num_replicas and not late and not (expected.is_moved and _is_changing(app)):

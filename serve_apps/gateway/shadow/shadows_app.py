@@ -64,15 +64,9 @@ class Shadows:
         self._shadow_player = ShadowPlayer(self._service)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Loads these teams. Where one cannot be loaded it keeps the teams that it has, and the gateway reports the error.
-
-        Requests for teams that are not loaded here are dropped.
-        """
-        try:
-            # Not `deploy`: no caller reaches this process, and files of keys may exist on the gateway's machine only.
-            self._service.teams = await build_teams(self._service.teams, parse_teams(user_config))
-        except (ValueError, OSError, ImportError) as error:
-            logger.warning("keeps the teams that are loaded: %s", error)
+        """Loads these teams. Requests for teams that are not loaded here are dropped; the gateway reports why one cannot be."""
+        # Not `deploy`: no caller reaches this process, and files of keys may exist on the gateway's machine only.
+        self._service.teams, _ = await build_teams(self._service.teams, parse_teams(user_config))
 
     async def play_jobs(self, jobs: Sequence[ShadowJob]) -> list[ShadowResult]:
         """Plays shadow requests and returns one result for each."""

@@ -121,7 +121,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def write_keys(path: Path, keys: list[ApiKey]) -> None:
     """Replaces the file in one step, readable by its owner only."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".new")
+    scratch = path.with_name(f".{path.name}.new")
     scratch.unlink(missing_ok=True)  # one that a killed write left behind may have another mode
     scratch.touch(mode=0o600, exist_ok=False)
     scratch.write_bytes(json.dumps([json.loads(k.model_dump_json()) for k in keys], indent=1).encode())

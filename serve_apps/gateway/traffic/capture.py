@@ -25,6 +25,7 @@ from serve_apps.gateway.traffic.redaction import Redaction
 from serve_apps.gateway.traffic.teams import ServedTeam, TeamRoute
 from serve_apps.openai_api.protocol import ApiError, FeedbackRequest
 from stores.store_faults import UnreadableStore
+from stores.traces.rows import as_stored
 from stores.traces.served import Feedback, ServedStore
 from stores.types import SERVED, Trace
 
@@ -176,16 +177,20 @@ class Capture:
         feedback = [p.feedback for p in pending if p.feedback is not None]
         try:
             redacted = [await asyncio.to_thread(self._redaction.redact, p.trace) for p in pending]
-            traces = [_stored(p, trace) for p, trace in zip(pending, redacted, strict=True)]
             size = sum(p.size for p in pending)
-            await asyncio.to_thread(giving_back, size, lambda: self._store().write_judged(traces, feedback))
+
+            def write() -> None:
+                traces = [_stored(p, trace) for p, trace in zip(pending, redacted, strict=True)]
+                self._store().write_judged(traces, feedback)
+
+            await asyncio.to_thread(giving_back, size, write)
         except Exception as error:  # noqa: BLE001 - outcomes hold objects of a team's own classes, and the writer must go on
             self._count("failed", len(pending))
             logger.warning("%d served episodes are lost, %s cannot be written: %s", len(pending), self.uri, error)
         else:
             num_redacted = sum(trace is not None for trace in redacted)
             self._count("redacted", num_redacted)
-            self._count("kept", len(traces) - num_redacted)
+            self._count("kept", len(pending) - num_redacted)
             self._count("feedback", len(feedback))
 
     async def _drop_old(self) -> None:
@@ -310,4 +315,5 @@ def _stored(pending: Pending, redacted: Trace | None) -> Trace:
     """Returns the episode as it is written. What was redacted has lost its tokens, and nothing is trained on it."""
     trace = redacted or pending.trace
     served = {**pending.served, "is_trainable": pending.served["is_trainable"] and redacted is None}
-    return replace(trace, outcome_metadata={**trace.outcome_metadata, SERVED: served})
+    # Keys that are no texts would make the store write all of these values as texts, `served` among them.
+    return replace(trace, outcome_metadata={**as_stored(trace.outcome_metadata), SERVED: served})

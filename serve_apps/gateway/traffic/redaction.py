@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import regex
 
+from stores.traces.rows import as_stored
 from stores.types import Trace
 
 T = TypeVar("T")
@@ -31,10 +32,10 @@ LIMIT_S = 1.0
 """Seconds for all texts of a trace."""
 SHORTEST_S = 0.001
 """Seconds for a text after that, enough for a short one."""
-NOT_READ = "[removed: redaction took too long]"
+NOT_READ = "[removed: too long or too deep to be redacted]"
 
 JSON_FIELDS = ("response",)
-"""Fields that hold JSON of any kind."""
+"""Fields that hold JSON of any kind, beside those that are mappings."""
 
 
 class Redaction:
@@ -49,6 +50,8 @@ class Redaction:
 
         The tokens go because they spell out the text that was replaced.
         """
+        if not self._patterns:
+            return None
         clean = self.clean(trace)
         if clean == trace:
             return None
@@ -73,7 +76,7 @@ class _Cleaning:
         if is_dataclass(value) and not isinstance(value, type):
             texts = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in UNCHANGED_FIELDS}
             cleaned_fields = {
-                name: self._clean_json(part) if name in JSON_FIELDS else self.clean(part)
+                name: self._clean_stored(part) if name in JSON_FIELDS or isinstance(part, Mapping) else self.clean(part)
                 for name, part in texts.items()
             }
             return replace(value, **cleaned_fields)
@@ -88,12 +91,21 @@ class _Cleaning:
             return cleaned_items
         return value
 
+    def _clean_stored(self, value: Any) -> Any:
+        """Cleans a field of any JSON as it will be stored: of an object that JSON does not have, a store writes the text that it shows."""
+        stored = as_stored(value)
+        cleaned = self._clean_json(stored)
+        return value if cleaned == stored else cleaned
+
     def _clean_json(self, value: Any) -> Any:
         """Cleans a value that somebody sent as JSON, in which e.g. a card number may be a number instead of a text."""
         if isinstance(value, int) and not isinstance(value, bool):
             text = self._clean_text(str(value))
             return value if text == str(value) else text
-        return self.clean(value)
+        try:
+            return self.clean(value)
+        except RecursionError:  # one value that is nested too deep must not lose the episodes that are written with it
+            return NOT_READ
 
     def _clean_text(self, text: str) -> str:
         for pattern, replacement in self._patterns:

@@ -72,7 +72,8 @@ class Service:
         self.capture = Captures(count=self.metrics.count_captured)
         self.started_at = time.time()
         self._answer_times: set[asyncio.Timeout] = set()
-        self._is_stopping = False
+        self._stops_at = math.inf
+        """The time of the event loop by which every answer must have ended."""
         self._in_flight = InFlight()
         self._tallies: dict[tuple[str, int], dict[Counted, Tally]] = {}
         self._shadowing = Shadowing(player, max_open=config.max_shadows)
@@ -138,7 +139,8 @@ class Service:
     @asynccontextmanager
     async def answer_time(self) -> AsyncIterator[None]:
         """Limits the work inside to the time that an answer may take; TimeoutError."""
-        async with asyncio.timeout(self.config.request_timeout_s) as limit:
+        end = asyncio.get_running_loop().time() + self.config.request_timeout_s
+        async with asyncio.timeout_at(min(end, self._stops_at)) as limit:
             self._answer_times.add(limit)
             try:
                 yield
@@ -146,18 +148,20 @@ class Service:
                 self._answer_times.discard(limit)
 
     def end_answers(self, *, within_s: float) -> None:
-        """Gives the answers that have begun no more than this time, since this replica stops: their callers are told."""
-        self._is_stopping = True
-        end = asyncio.get_running_loop().time() + within_s
+        """Gives no answer more than this time, since this replica stops: their callers are told.
+
+        Requests that wait in the queue get their slot later, and have no more time than the others.
+        """
+        self._stops_at = asyncio.get_running_loop().time() + within_s
         for limit in self._answer_times:
             # One that has expired cannot be set anew, and its answer is about to end.
             if not limit.expired() and (when := limit.when()) is not None:
-                limit.reschedule(min(when, end))
+                limit.reschedule(min(when, self._stops_at))
 
     @property
     def timeout_error(self) -> ApiError:
         """The error for a request that was not answered in time."""
-        if self._is_stopping:
+        if self._stops_at < math.inf:
             return ApiError(503, "this gateway replica stops: ask again", code="replica_gone", retry_after_s=2)
         return ApiError(504, f"not done within {self.config.request_timeout_s:g} s", code="timeout")
 

@@ -10,6 +10,7 @@ mixes two teams.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from serve_apps.config import GatewayTeamConfig
 from serve_apps.episode.team import ActingTeam, TeamSpec
 from serve_apps.openai_api.protocol import MAX_ECHO, ApiError
 from serve_apps.spans import Served
+
+logger = logging.getLogger(__name__)
 
 
 class DeployedTeam(BaseModel):
@@ -173,17 +176,25 @@ def parse_teams(user_config: Mapping[str, Any]) -> dict[str, TeamRoute]:
     return {name: TeamRoute.model_validate(config) for name, config in user_config["teams"].items()}
 
 
-async def build_teams(running: Mapping[str, Production], routes: Mapping[str, TeamRoute]) -> dict[str, Production]:
+async def build_teams(
+    running: Mapping[str, Production], routes: Mapping[str, TeamRoute]
+) -> tuple[dict[str, Production], dict[str, str]]:
     """Loads every team whose route has changed and keeps the others as they are.
 
-    ValueError, OSError or ImportError where one cannot be loaded.
+    One that cannot be loaded stays as it runs, or away: the others are not kept from their callers. Returns with the teams why, by team.
     """
-    return {
-        name: running[name]
-        if name in running and running[name].config == config
-        else await asyncio.to_thread(Production.build, name, config)
-        for name, config in routes.items()
-    }
+    teams, faults = dict[str, Production](), dict[str, str]()
+    for name, config in routes.items():
+        present = running.get(name)
+        try:
+            is_same = present is not None and present.config == config
+            teams[name] = present if present and is_same else await asyncio.to_thread(Production.build, name, config)
+        except Exception as error:  # noqa: BLE001 - a damaged file or record may raise anything, and the replica has other teams
+            logger.warning("team %r stays as it is: %s", name, error)
+            faults[name] = str(error) or type(error).__name__
+            if present is not None:
+                teams[name] = present
+    return teams, faults
 
 
 def user_position(user: str, salt: str) -> float:

@@ -42,7 +42,7 @@ class Cluster:
         entry = self.apps["gateway-8000"]
         teams = entry["deployments"][0]["user_config"]["teams"]
         accepted = {name: config for name, config in teams.items() if name != self.refuses}
-        refused = {"error": self.refuses, "refused": teams if self.refuses else {}}
+        refused = {"error": self.refuses, "refused": {n: config for n, config in teams.items() if n == self.refuses}}
         return [
             {"port": entry["args"], "teams": accepted, "keys_faults": self.keys_faults, "replica_id": "r", **refused}
         ]

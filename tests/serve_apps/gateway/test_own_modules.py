@@ -42,7 +42,8 @@ def test_teams_whose_modules_have_the_same_names_are_served_by_one_gateway(
         return team.model_copy(update={"team_spec": team.team_spec | own})
 
     def answers(routes: dict[str, TeamRoute]) -> list[str]:
-        teams = asyncio.run(build_teams({}, parse_teams(json.loads(json.dumps(user_config(routes))))))
+        teams, faults = asyncio.run(build_teams({}, parse_teams(json.loads(json.dumps(user_config(routes))))))
+        assert not faults
         served = [team for production in teams.values() for team in (production.champion, production.candidate) if team]
         return [play_scripted(team.acting.workflow, TASK, {"solver": ["14"]}).answer for team in served]
 
@@ -50,3 +51,22 @@ def test_teams_whose_modules_have_the_same_names_are_served_by_one_gateway(
     routes = {"one": TeamRoute(champion=champion, candidate=candidate), "two": TeamRoute(champion=other)}
     assert answers(routes) == ["14 of one", "14 of its candidate", "14 of two"]
     assert answers({"one": TeamRoute(champion=candidate), "two": routes["two"]}) == ["14 of its candidate", "14 of two"]
+
+
+def test_a_team_that_cannot_be_loaded_keeps_no_other_team_from_its_callers(tiny_model: Path, tmp_path: Path) -> None:
+    good, gone = deployed_team(tiny_model, 1, "blue"), deployed_team(tmp_path / "gone", 2, "green")
+    routes = {"gone": TeamRoute(champion=gone), "good": TeamRoute(champion=good)}
+    teams, faults = asyncio.run(build_teams({}, routes))  # as on a replica that starts anew
+    assert teams.keys() == {"good"} and faults.keys() == {"gone"}
+
+    newer = {name: TeamRoute(champion=gone) for name in ("good", "gone")}
+    running, faults = asyncio.run(build_teams(teams, newer))
+    assert running == teams and faults.keys() == {"good", "gone"}
+
+
+def test_a_record_of_another_troupe_keeps_no_team_from_its_callers(tiny_model: Path) -> None:
+    good = deployed_team(tiny_model, 1, "blue")
+    odd = good.model_copy(update={"team_spec": good.team_spec | {"surprise": 1}})
+    teams, faults = asyncio.run(build_teams({}, {"odd": TeamRoute(champion=odd), "good": TeamRoute(champion=good)}))
+    assert teams.keys() == {"good"}
+    assert "unexpected keyword argument 'surprise'" in faults["odd"]

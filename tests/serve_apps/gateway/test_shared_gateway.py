@@ -230,6 +230,19 @@ async def test_a_replica_stops_although_an_answer_is_just_timing_out(tiny_model:
         await answer
 
 
+async def test_a_replica_that_stops_also_tells_a_caller_who_waited_in_the_queue(tiny_model: Path) -> None:
+    scene = Scene(tiny_model, max_in_flight=1)
+    scene.streams.pause_s = 600.0
+    slot = await scene.service.take_slot("demo", None, ANYONE)
+    async with scene.http() as http:
+        body = {"model": "demo/solver", "messages": HELLO}
+        waits = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
+        await until(lambda: scene.service.admission.num_waiting)
+        scene.service.end_answers(within_s=0.1)
+        slot.release()
+        assert (await waits).status_code == 503 and (await waits).json()["error"]["code"] == "replica_gone"
+
+
 async def test_a_replica_that_stops_tells_the_callers_whose_answers_it_cannot_end(tiny_model: Path) -> None:
     scene = Scene(tiny_model)
     scene.streams.pause_s = 5.0

@@ -66,7 +66,7 @@ def test_an_expired_key_is_no_caller_and_a_time_that_is_none_is_refused(tmp_path
 
 
 def test_keys_are_readable_by_their_owner_only_whatever_a_killed_write_left(tmp_path: Path) -> None:
-    (tmp_path / "keys.new").touch(mode=0o644)
+    (tmp_path / ".keys.json.new").touch(mode=0o644)
     write_keys(tmp_path / "keys.json", [key_of("web")[1]])
     assert (tmp_path / "keys.json").stat().st_mode & 0o777 == 0o600
 
@@ -149,3 +149,11 @@ def test_a_revoked_key_and_a_removed_team_are_out_at_once(tmp_path: Path) -> Non
     port.callers.admit_to({})
     with pytest.raises(ApiError, match="no team is deployed"):
         port.opened(port.of_b)
+
+
+def test_files_of_keys_whose_names_begin_alike_leave_each_other_alone(tmp_path: Path) -> None:
+    names = ("keys.new", "keys.json", "keys")
+    for name in names:
+        write_keys(tmp_path / name, [key_of(name)[1]])
+    assert [key.name for name in names for key in read_keys(tmp_path / name)] == list(names)
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(names)

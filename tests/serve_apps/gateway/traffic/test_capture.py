@@ -7,9 +7,10 @@ import json
 import time
 from collections import namedtuple
 from collections.abc import AsyncGenerator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -215,6 +216,71 @@ async def test_redacted_text_is_nowhere_in_the_store_nor_in_its_tokens(tiny_mode
     assert not trace.turns[0].prompt_token_ids and not trace.turns[0].completion_token_ids
     assert trace.outcome_metadata[SERVED]["is_trainable"] is False
     assert Redaction({"nowhere": "x"}).redact(trace) is None
+
+
+class Person:
+    """An object of a workflow's own."""
+
+    def __init__(self, mail: str) -> None:
+        self.mail = mail
+
+    def __repr__(self) -> str:
+        return f"Person({self.mail})"
+
+
+@dataclass
+class Page:
+    """A record with a field that its constructor does not take."""
+
+    source: str
+    num_words: int = field(init=False, default=1)
+
+
+MAIL = "ann@example.org"
+
+
+@pytest.mark.parametrize(
+    "value", [{MAIL}, Person(MAIL), Page(MAIL), MAIL.encode(), {(MAIL, 1): 2}, SimpleNamespace(mail=[MAIL])]
+)
+def test_redaction_reads_an_object_as_the_store_writes_it(make_trace: MakeTrace, value: Any) -> None:
+    trace = make_trace(outcome_metadata={"found": value})
+    redacted = Redaction({r"[\w.]+@[\w.]+": "<email>"}).redact(trace)
+    assert redacted is not None and not redacted.turns[0].prompt_token_ids
+    assert "<email>" in str(redacted.outcome_metadata) and "ann@" not in str(redacted.outcome_metadata)
+    assert Redaction({"nowhere": "x"}).redact(trace) is None
+
+
+@pytest.mark.parametrize("redact", [{}, {r"[\w.]+@[\w.]+": "<email>"}])
+async def test_an_outcome_that_nests_deep_does_not_lose_the_episodes_that_are_written_with_it(
+    tmp_path: Path, make_trace: MakeTrace, redact: dict[str, str], tiny_model: Path
+) -> None:
+    scene, store = scene_of(tiny_model, tmp_path, flush_s=60, redact=redact)
+    deep: list[Any] = []
+    for _ in range(400):
+        deep = [deep]
+    key = ApiKey(name="web", sha256="0" * 64)
+    for number, found in enumerate(("it", deep, Page("it"))):
+        trace = replace(make_trace(number), started_at=time.time(), outcome_metadata={"found": found})
+        scene.service.capture.keep_trace(trace, team=scene.service.teams["demo"].champion, key=key, is_trainable=True)
+    await scene.service.capture.close()
+    assert len(kept(store)) == 3
+
+
+async def test_an_outcome_with_keys_that_are_no_texts_can_be_rated_and_counted(
+    tiny_model: Path, tmp_path: Path, make_trace: MakeTrace
+) -> None:
+    scene, store = scene_of(tiny_model, tmp_path)
+    key = ApiKey(name="anyone", sha256="0" * 64)
+    trace = replace(make_trace(), started_at=time.time(), outcome_metadata={(1, 2): "moved"})
+    team = scene.service.teams["demo"].champion
+    scene.service.capture.keep_trace(trace, team=team, key=key, is_trainable=True)
+    await scene.service.capture.close()
+    async with scene.http() as http:
+        rated = await http.post(f"/v1/traces/{trace.episode_id}/feedback", json={"score": 1})
+    assert rated.status_code == 200, rated.text
+    assert store.kept_of("demo", 3) == 1
+    (stored,) = kept(store)
+    assert stored.outcome_metadata.keys() == {"(1, 2)", SERVED}
 
 
 async def test_the_loop_goes_on_while_a_pattern_takes_its_time(
