@@ -111,7 +111,7 @@ class SqliteReader:
     def pending(self) -> list[Path]:
         """Files beside this one without which its content is not complete."""
         beside = (self.file.with_name(self.file.name + end) for end in PENDING)
-        return [part for part in beside if part.is_file() and part.stat().st_size]
+        return [part for part in beside if _has_content(part)]
 
     def _read_with(self, option: str, work: Callable[[sa.Connection], T]) -> T:
         with _engine(f"{_url(self.file)}?{option}").connect() as connection:
@@ -154,6 +154,13 @@ def _engine(url: str) -> sa.Engine:
     return sa.create_engine(
         "sqlite://", creator=lambda: sqlite3.connect(url, uri=True, timeout=TIMEOUT_S), poolclass=NullPool
     )
+
+
+def _has_content(file: Path) -> bool:
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:  # its last writer removes it as it closes
+        return False
 
 
 def _state(file: Path) -> tuple[int, int, int]:
