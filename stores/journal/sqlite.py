@@ -45,7 +45,7 @@ def sqlite_url(path: str | Path) -> str:
 
 
 def absolute_sqlite(text: str) -> sa.URL:
-    """Returns the URL in a text, with a path that does not depend on the current folder.
+    """Returns the URL in a text, with a path that does not depend on the current folder; one that begins with `~` lies at home.
 
     A `?` begins options only where options follow: else it is one of the path that was not escaped, and SQLAlchemy would
     write to another file. Raises ValueError for an option that SQLite does not know.
@@ -60,7 +60,7 @@ def absolute_sqlite(text: str) -> sa.URL:
             raise ValueError(f"{text!r}: SQLite has no option {unknown[0]!r}; in a path, write ? as %3F")
         url = sa.make_url(text)
     is_file = url.database and url.database != ":memory:"
-    return url.set(database=str(Path(url.database or "").absolute())) if is_file else url
+    return url.set(database=str(Path(os.path.expanduser(url.database or "")).absolute())) if is_file else url
 
 
 def sqlite_file(text: str) -> Path | None:

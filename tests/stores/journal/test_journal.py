@@ -469,6 +469,8 @@ def test_a_journal_is_the_same_file_for_processes_in_other_folders(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert Journal("sqlite:///runs/journal.db").url == f"sqlite:///{tmp_path}/runs/journal.db"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert Journal("sqlite:///~/runs/journal.db").url == f"sqlite:///{tmp_path}/home/runs/journal.db"
 
 
 def test_a_journal_that_only_one_process_could_see_is_refused() -> None:
