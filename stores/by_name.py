@@ -22,14 +22,13 @@ from weakref import WeakKeyDictionary
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
-from stores.team_code import TROUPE, import_module, is_installed
+from stores.team_code import MODULE, TROUPE, import_module, is_installed
 
 HEAVY = ("torch", "vllm", "ray", "deepspeed", "transformers")
 """Libraries that may not be loaded where configs are parsed: by the command line's help, and by Airflow each minute."""
 
 _loaded_by: WeakKeyDictionary[ModuleType, list[str]] = WeakKeyDictionary()
 """The heavy libraries that each module loaded when it was opened first: a second time it is in memory, and loads nothing."""
-_MODULE = re.compile(r"[\w-]+(\.[\w-]+)*")
 _OF_EXTENSION = re.compile(r"(pipelines|serve_apps|train_loops)\.extensions\.\w+")
 
 
@@ -50,7 +49,7 @@ def open_by_name(
     """
     at = f"{place}: " if place else ""
     module_name, _, name = path.partition(":")
-    if not _MODULE.fullmatch(module_name) or not name:
+    if not re.fullmatch(MODULE, module_name) or not name:
         raise ValueError(f"{at}{path!r} is not of the form 'package.module:Name'")
     loaded = set(sys.modules)
     module = _imported(module_name, path, at)

@@ -41,9 +41,10 @@ def _start_of(pid: int) -> str:
     It is `ALIVE` where /proc hides the process, as those of other users, or there is no /proc.
     """
     try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()  # the kernel cuts a name anywhere, also within a character
     except OSError:
         return _start_without_proc(pid)
+    after_name = stat.rpartition(b")")[2].decode().split()
     return "" if after_name[0] in "ZX" else after_name[19]
 
 

@@ -45,7 +45,7 @@ def sqlite_url(path: str | Path) -> str:
 
 
 def absolute_sqlite(text: str) -> sa.URL:
-    """Returns the URL in a text, with a path that does not depend on the current folder.
+    """Returns the URL in a text, with a path that does not depend on the current folder; one that begins with `~` lies at home.
 
     A `?` begins options only where options follow: else it is one of the path that was not escaped, and SQLAlchemy would
     write to another file. Raises ValueError for an option that SQLite does not know.
@@ -60,7 +60,7 @@ def absolute_sqlite(text: str) -> sa.URL:
             raise ValueError(f"{text!r}: SQLite has no option {unknown[0]!r}; in a path, write ? as %3F")
         url = sa.make_url(text)
     is_file = url.database and url.database != ":memory:"
-    return url.set(database=str(Path(url.database or "").absolute())) if is_file else url
+    return url.set(database=str(Path(os.path.expanduser(url.database or "")).absolute())) if is_file else url
 
 
 def sqlite_file(text: str) -> Path | None:
@@ -111,7 +111,7 @@ class SqliteReader:
     def pending(self) -> list[Path]:
         """Files beside this one without which its content is not complete."""
         beside = (self.file.with_name(self.file.name + end) for end in PENDING)
-        return [part for part in beside if part.is_file() and part.stat().st_size]
+        return [part for part in beside if _has_content(part)]
 
     def _read_with(self, option: str, work: Callable[[sa.Connection], T]) -> T:
         with _engine(f"{_url(self.file)}?{option}").connect() as connection:
@@ -154,6 +154,13 @@ def _engine(url: str) -> sa.Engine:
     return sa.create_engine(
         "sqlite://", creator=lambda: sqlite3.connect(url, uri=True, timeout=TIMEOUT_S), poolclass=NullPool
     )
+
+
+def _has_content(file: Path) -> bool:
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:  # its last writer removes it as it closes
+        return False
 
 
 def _state(file: Path) -> tuple[int, int, int]:

@@ -169,7 +169,15 @@ class Corpus:
         return [Document(document_id=r["id"], contents=r["contents"], score=r["_score"]) for r in rows]
 
     def _by_vector(self, vector: Sequence[float], limit: int) -> list[Document]:
-        rows = self._table.search(list(vector)).limit(limit).select(["id", "contents", "_distance"]).to_list()
+        table = self._table
+        columns = {field.name: field.type for field in table.schema}
+        width = columns["vector"].list_size if "vector" in columns else 0
+        if len(vector) != width:
+            raise ValueError(
+                f"corpus: {self.uri} was built with vectors of {width} numbers (0: without any), and embed gives {len(vector)}: search with "
+                "the function that it was built with, or build it again with `troupe corpus --embed`"
+            )
+        rows = table.search(list(vector)).limit(limit).select(["id", "contents", "_distance"]).to_list()
         return [Document(document_id=r["id"], contents=r["contents"], score=-r["_distance"]) for r in rows]
 
 

@@ -101,7 +101,7 @@ class TraceLookup:
             here = " AND ".join(filter(None, (where, equals(episode_id=before))))
             likely = self._tables.hinted_names("episodes", before, asked.get("run_id"))
             ordered = [*(name for name in likely if name in names), *names]
-            holder = next((n for n in ordered if len(self._tables.scan(n, here, ["episode_id"]))), None)
+            holder = next((n for n in ordered if self._newest_ids(n, here, asked.get("outcomes"))), None)
             if holder is None:
                 raise ValueError(f"episode {before!r} is not in this list: begin without it")
             names = names[names.index(holder) :]

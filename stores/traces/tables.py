@@ -77,14 +77,17 @@ class TraceTables:
             return table
 
     def open_if_there(self, name: str) -> Table | None:
-        """Opens the table at its newest version; None where it is not there."""
-        try:
-            return self.open(name)
-        except ValueError as error:
-            if "not found" not in str(error):
-                raise
-            self._check_absent(name)
-            return None
+        """Opens the table at its newest version; None where it is not there.
+
+        UnreadableStore where it is damaged, also where it has rows but no version: who made it anew would lose them.
+        """
+        table = self._found(name)
+        if table is None and self._has_data(name):
+            table = self._found(name)  # another process may have made it between the two looks
+            if table is None:
+                reason = "there are data files, but no version in _versions"
+                raise damaged_table(self._described(name), self._folder_of(name), reason)
+        return table
 
     @contextmanager
     def naming(self, name: str) -> Iterator[None]:
@@ -180,11 +183,17 @@ class TraceTables:
         """Whether nothing was ever stored in a folder of this machine."""
         return not is_uri(self.uri) and not local_path(self.uri).is_dir()
 
-    def _check_absent(self, name: str) -> None:
-        """Raises UnreadableStore where a table that LanceDB does not find has rows: who made it anew would lose them."""
-        if not is_uri(self.uri) and any((local_path(self.uri) / f"{name}.lance" / "data").glob("*")):
-            reason = "there are data files, but no version in _versions"
-            raise damaged_table(self._described(name), self._folder_of(name), reason)
+    def _found(self, name: str) -> Table | None:
+        try:
+            return self.open(name)
+        except ValueError as error:
+            if "not found" not in str(error):
+                raise
+            return None
+
+    def _has_data(self, name: str) -> bool:
+        """Whether a folder of this machine holds rows of a table."""
+        return not is_uri(self.uri) and any((local_path(self.uri) / f"{name}.lance" / "data").glob("*"))
 
     def _folder_of(self, name: str) -> str:
         return f"{self.uri}/{name}.lance" if name else self.uri

@@ -31,7 +31,7 @@ from stores.weights.manifest import (
     tensors_of,
     verify_folder,
 )
-from stores.weights.weight_cache import fetch
+from stores.weights.weight_cache import fetch, remove_copy
 from stores.weights.weight_files import MANIFEST, Folder
 
 
@@ -178,7 +178,8 @@ class WeightStore:
     def verify(self, ref: ModelVersionRef) -> None:
         """Reads all files of a version; ValueError names the first that is missing or differs from the manifest.
 
-        Of a remote store the copy on this machine is read, and the store asked whether it still has all of it.
+        Of a remote store the copy on this machine is read, and the store asked whether it still has all of it. A copy that differs is
+        fetched again: only where the store's own file differs is the version damaged.
         """
         manifest = read_manifest(ref)
         if is_uri(ref.uri):
@@ -190,6 +191,10 @@ class WeightStore:
                 raise ValueError(
                     f"{folder} holds {size_bytes} bytes, the manifest says {manifest.size_bytes}: it was changed or cut"
                 )
+            try:
+                return verify_folder(self.fetch(ref), manifest)
+            except ValueError:
+                remove_copy(self.fetch(ref))
         verify_folder(self.fetch(ref), manifest)
 
 

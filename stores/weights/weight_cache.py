@@ -43,11 +43,12 @@ def fetch(ref: ModelVersionRef, cache_dir: str | Path | None = None, *, with_ten
         return Path(folder.path)
     cache = copies_folder(cache_dir) / sha256(ref.uri.rpartition("/")[0].encode()).hexdigest()[:16]
     names = [n for n in manifest.files if with_tensors or not n.endswith(".safetensors")]
+    size_bytes = manifest.size_bytes if with_tensors else None
     whole = cache / f"v{ref.version}-{ref.manifest_sha256[:16]}"
     target = whole if with_tensors or _is_used(whole, names) else whole.with_name(f"{whole.name}-small")
-    with _alone(target, names) as is_missing:
+    with _alone(target, names, size_bytes) as is_missing:
         if is_missing:
-            _remove(target)
+            remove_copy(target)
             _download(folder, manifest, target, names)
             evict(cache)
     return target
@@ -65,9 +66,9 @@ def _download(folder: Folder, manifest: Manifest, target: Path, names: Sequence[
 
 
 @contextmanager
-def _alone(target: Path, names: Sequence[str]) -> Iterator[bool]:
+def _alone(target: Path, names: Sequence[str], size_bytes: int | None) -> Iterator[bool]:
     """Lets one process of this machine at a time create `target`; yields whether files are missing, and marks it as used."""
-    if _is_used(target, names):
+    if _is_used(target, names, size_bytes):
         yield False
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -83,19 +84,25 @@ def _alone(target: Path, names: Sequence[str]) -> Iterator[bool]:
                         f"{target} is being fetched by another process since {FETCH_TIMEOUT_S:g} s"
                     ) from None
                 time.sleep(0.1)
-        yield not _is_used(target, names)
+        yield not _is_used(target, names, size_bytes)
 
 
-def _is_used(target: Path, names: Sequence[str]) -> bool:
-    """Marks a copy as used now; returns False if there is none, or files are gone: cleaners of /tmp take what nobody read for days."""
+def _is_used(target: Path, names: Sequence[str], size_bytes: int | None = None) -> bool:
+    """Marks a copy as used now; returns False if there is none, or files are gone or cut.
+
+    Cleaners of /tmp take what nobody read for days, and a power cut empties files that were not on the disk yet.
+
+    Args: size_bytes: of these files together; None: it is not known.
+    """
     try:
         os.utime(target)
+        found = sum((target / name).stat().st_size for name in names)
     except FileNotFoundError:
         return False
-    return all((target / name).is_file() for name in (*names, MANIFEST))
+    return size_bytes in (None, found) and (target / MANIFEST).is_file()
 
 
-def _remove(copy: Path) -> None:
+def remove_copy(copy: Path) -> None:
     """Removes a copy, if there is one; a rename is atomic: nobody sees half of it."""
     doomed = copy.with_name(f".evict-{uuid.uuid4().hex[:12]}")
     with suppress(FileNotFoundError):
@@ -125,7 +132,7 @@ def evict(cache: Path, *, num_kept: int = NUM_CACHED, used_s: float = CACHED_S) 
             size = size_of(path)
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime == used_at:  # not used meanwhile
-                    _remove(path)
+                    remove_copy(path)
                     freed += size
     return freed
 

@@ -106,6 +106,14 @@ def test_a_package_is_collected_with_its_relative_imports(folder: Path, init: st
     assert trace.answer == "14Solve"
 
 
+@pytest.mark.parametrize("name", ["my-team", "2agents", "teams.my-team"])
+def test_a_file_that_no_import_statement_could_name_travels_like_any_other(folder: Path, name: str) -> None:
+    files = {f"{name.replace('.', '/')}.py": "import a_helper\nclass Team: pass", "a_helper.py": ""}
+    write(folder, files)
+    assert open_by_name(f"{name}:Team", place="workflow.path").__module__ == name
+    assert collect_code(f"{name}:Team") == dict(sorted(files.items()))
+
+
 def test_modules_that_only_a_text_names_are_collected(folder: Path) -> None:
     """Worlds, functions of programs, tools in settings: they are named by dotted paths, in the config or in the code."""
     world = "from serve_apps import Environment, Workflow\nclass Team(Workflow):\n    home = Environment('worlds.house:House')\n"

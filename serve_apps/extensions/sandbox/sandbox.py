@@ -602,6 +602,11 @@ def _below(pid: int) -> list[int]:
         with suppress(OSError):
             for task in Path(f"/proc/{current}/task").iterdir():
                 todo += map(int, (task / "children").read_text().split())
-            if current != pid and Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+            if current != pid and _state_of(current) not in "ZX":
                 alive.append(current)
     return alive
+
+
+def _state_of(pid: int) -> str:
+    stat = Path(f"/proc/{pid}/stat").read_bytes()  # a program may give itself a name of any bytes
+    return stat.rpartition(b")")[2].split()[0].decode()

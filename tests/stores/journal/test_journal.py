@@ -107,10 +107,21 @@ def test_a_process_that_proc_does_not_show_is_dead_only_when_it_has_ended(monkey
     def hidden(*_: object, **__: object) -> str:
         raise FileNotFoundError
 
-    monkeypatch.setattr(Path, "read_text", hidden)
+    monkeypatch.setattr(Path, "read_bytes", hidden)
     assert not process.is_dead(name)
     child.kill()
     child.wait()
+    assert process.is_dead(name)
+
+
+def test_a_process_whose_name_is_no_text_is_known_like_any_other() -> None:
+    """The kernel cuts the name of a script at 15 bytes, also within a character."""
+    named = "import ctypes; ctypes.CDLL(None).prctl(15, 'обучение'.encode()[:15], 0, 0, 0); print(flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-c", named], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline()
+    name = f"{process._host()} {child.pid} {process._start_of(child.pid)}"
+    assert name.rpartition(" ")[2].isdigit() and not process.is_dead(name)
+    child.communicate()
     assert process.is_dead(name)
 
 
@@ -458,6 +469,8 @@ def test_a_journal_is_the_same_file_for_processes_in_other_folders(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert Journal("sqlite:///runs/journal.db").url == f"sqlite:///{tmp_path}/runs/journal.db"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert Journal("sqlite:///~/runs/journal.db").url == f"sqlite:///{tmp_path}/home/runs/journal.db"
 
 
 def test_a_journal_that_only_one_process_could_see_is_refused() -> None:

@@ -129,6 +129,14 @@ def test_a_writer_that_comes_during_an_immutable_read_has_it_repeated(file: Path
     assert attempts == [1, 2]
 
 
+def test_what_the_last_writer_removes_while_it_is_looked_at_does_not_count(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "is_file", lambda _: True)  # as it was a moment before
+    reader = SqliteReader(file)
+    assert reader.pending == [] and reader.read(count) == 1
+
+
 def test_a_file_that_never_rests_ends_in_one_message(file: Path) -> None:
     def work(connection: sa.Connection) -> int:
         os.utime(file, ns=(0, os.stat(file).st_mtime_ns + 1))

@@ -208,3 +208,14 @@ def test_a_corpus_that_is_built_again_is_followed_once_it_has_its_index(
     build_corpus(uri, new)
     assert list(seen.values()) == ["old"] and opened.version not in seen
     assert opened.search(["town"], 1)[0][0].document_id == "new" and len(opened) == 1
+
+
+@pytest.mark.parametrize(("built_with", "width"), [(None, 0), (lambda texts: [[1.0, 0.0] for _ in texts], 2)])
+def test_another_embedding_than_that_of_the_build_is_named(tmp_path: Path, built_with: Any, width: int) -> None:
+    uri = str(tmp_path / "index")
+    build_corpus(uri, written(tmp_path / "documents.jsonl", DOCUMENTS), embed=built_with)
+    other = Corpus(uri, embed=lambda texts: [[1.0, 0.0, 0.0] for _ in texts])
+    with pytest.raises(
+        ValueError, match=rf"was built with vectors of {width} numbers .*, and embed gives 3: search with"
+    ):
+        other.search(["Tarn"], top_k=1)

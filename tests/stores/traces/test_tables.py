@@ -14,7 +14,7 @@ import pytest
 from records import build_rewards, build_trace
 
 from stores.traces.store import TraceStore
-from stores.traces.tables import is_table_of, iteration_of_table, table_name
+from stores.traces.tables import TraceTables, is_table_of, iteration_of_table, table_name
 from stores.types import EpisodeRewards, Purpose, Trace, episode_id, hinted_iteration
 
 pytestmark = pytest.mark.test
@@ -92,6 +92,22 @@ def test_a_table_that_a_killed_process_began_is_completed_by_the_next_writer(tmp
     assert store.write_episodes([build_trace(0)]) == 1
     assert store.get_trace(build_trace(0).episode_id) == build_trace(0)
     assert store.tables("run") == [table_name("episodes", "run", 3)]
+
+
+def test_a_table_that_another_process_makes_meanwhile_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = TraceStore(str(tmp_path)), TraceStore(str(tmp_path))
+    reader.create()
+    has_data = TraceTables._has_data
+
+    def late(tables: TraceTables, name: str) -> bool:
+        monkeypatch.setattr(TraceTables, "_has_data", has_data)
+        writer.write_episodes([build_trace(0)])
+        return has_data(tables, name)
+
+    monkeypatch.setattr(TraceTables, "_has_data", late)
+    assert reader.stored_ids(**KEY) == {build_trace(0).episode_id}
 
 
 def test_what_one_iteration_needs_is_read_from_no_table_of_another(tmp_path: Path) -> None:

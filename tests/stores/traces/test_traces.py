@@ -487,6 +487,17 @@ def test_a_list_holds_what_was_asked_for_and_goes_on_in_the_same_list(
             shared.newest_episodes(limit=1, before=other, **asked)
 
 
+def test_a_list_by_outcomes_begins_after_no_episode_that_it_leaves_out(store: TraceStore) -> None:
+    traces = [build_trace(i, started_at=float(-i)) for i in range(3)]
+    store.write_episodes(traces)
+    store.write_rewards([build_rewards(t, outcome=float(i != 1)) for i, t in enumerate(traces)])
+    solved: dict[str, Any] = {"run_id": "run", "outcomes": (0.5, None)}
+    first, lost, last = (t.episode_id for t in traces)
+    assert [row["episode_id"] for row in store.newest_episodes(limit=9, before=first, **solved)] == [last]
+    with pytest.raises(ValueError, match="not in this list: begin without it"):
+        store.newest_episodes(limit=9, before=lost, **solved)
+
+
 def test_a_failed_episode_counts_as_stored_unless_its_cause_is_to_be_repeated(store: TraceStore) -> None:
     ok = build_trace(0)
     lost = build_trace(1, status=EpisodeStatus.INFRA_ERROR, cause=Cause.INFRASTRUCTURE)

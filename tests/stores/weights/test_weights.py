@@ -173,6 +173,20 @@ def test_a_copy_that_lost_files_is_fetched_again(s3_uri: str, tiny_model: Path, 
     assert not list(copy.parent.glob(".evict-*"))
 
 
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_a_copy_that_a_power_cut_damaged_is_fetched_again(
+    s3_uri: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """A cut one by whoever wants it; one of the right size by `verify`, which alone reads it."""
+    monkeypatch.setenv("TROUPE_CACHE", str(tmp_path))
+    store = WeightStore(s3_uri)
+    ref = _commit(store, tiny_model)
+    weights = store.fetch(ref) / "model.safetensors"
+    weights.write_bytes(b"" if damage == "cut" else bytes(weights.stat().st_size))
+    store.fetch(ref) if damage == "cut" else store.verify(ref)
+    verify_folder(weights.parent, store.manifest(ref))
+
+
 def test_a_copy_that_is_used_while_others_are_removed_stays(
     s3_uri: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from pipelines.extensions.code_tasks.code_verifier import CodeVerifier
 from serve_apps.extensions.sandbox import Program, Sandbox, SandboxUnavailable
 from serve_apps.extensions.sandbox.config import SandboxConfig
 from serve_apps.extensions.sandbox.runner import check_landlock
+from serve_apps.extensions.sandbox.sandbox import _below, _kill_below, _memory_of
 from tests.serve_apps.extensions.sandbox.hostile_programs import FUNCTIONS, HONEST, HONEST_FUNCTION, PROGRAMS, TELLING
 
 pytestmark = [pytest.mark.test, pytest.mark.needs_program("bwrap")]
@@ -484,3 +485,14 @@ def test_folders_that_programs_may_read_are_named_outside_of_their_own() -> None
         sandbox_of("bubblewrap").kept(Program(code="", fn_name="f", prelude="import nothing")) as kept,
     ):
         kept.run([])
+
+
+def test_a_process_whose_name_is_no_text_is_found_and_killed_below_its_supervisor() -> None:
+    named = "import time\nopen('/proc/self/comm', 'wb').write(bytes([0xff, 0xd0]))\nprint(flush=True)\ntime.sleep(60)"
+    outer = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {named!r}])\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None and supervisor.stdout.readline()
+        assert _memory_of(supervisor.pid) > 0
+        _kill_below(supervisor.pid)
+        assert not _below(supervisor.pid)
+        supervisor.kill()
