@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import shutil
@@ -37,6 +38,7 @@ from tests.serve_apps.extensions.sandbox.hostile_programs import FUNCTIONS, HONE
 pytestmark = [pytest.mark.test, pytest.mark.needs_program("bwrap")]
 TIME_S = 1.0
 NOBODY, ORDINARY = 65534, 1234
+LIBC, PR_SET_CHILD_SUBREAPER = ctypes.CDLL(None), 36
 WRITTEN = {"x", "d", "link", "root", "loop", "kmsg", *map(str, range(1, 100))}
 """Names under which hostile programs write into /tmp."""
 EACH_PUSH = {
@@ -218,6 +220,20 @@ def test_what_a_dead_runner_leaves_is_ended(world: World) -> None:
         runner.send_signal(signal.SIGKILL)
         assert run.result(timeout=20)[0].status == "lost"
     assert inhabitants() <= before
+
+
+@pytest.mark.parametrize("victim", ["os.getppid()", "-1"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_program_that_signals_its_runner_leaves_no_zombie(number: int, victim: str) -> None:
+    """A zombie's parent is then this process, which adopts orphans as the first process of a container does."""
+    sandbox, before = sandbox_of("bubblewrap"), {p.pid for p in psutil.Process().children()}
+    assert LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1) == 0
+    try:
+        sandbox.run(Program(code=f"import os\nos.kill({victim}, {int(number)})"), [""])
+        children = [p for p in psutil.Process().children() if p.pid not in before]
+        assert not [p for p in children if p.name() == "bwrap"]
+    finally:
+        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 @pytest.mark.parametrize("name", each_push(FUNCTIONS, EACH_PUSH))
@@ -453,7 +469,15 @@ def f(how):
     assert lives[0] == lives[1] == lives[2] == lives[3] and lives[4] != lives[0], (
         "a folder that cannot be removed costs a new sandbox"
     )
-    assert ran[5].status == ("lost" if wall == "bubblewrap" else "error") and ran[6].has_value
+    assert ran[5].status == ("ended" if wall == "bubblewrap" else "error") and ran[6].has_value
+
+
+def test_a_kept_sandbox_that_was_lost_is_started_anew() -> None:
+    """A runner is the first process of its namespace and gets only the signal that Python handles: SIGINT."""
+    code = "import os\ndef f(how): return os.kill(os.getppid(), how) or how"
+    with sandbox_of("bubblewrap").kept(Program(code=code, fn_name="f")) as kept:
+        ran = [kept.run([how]) for how in (0, signal.SIGINT, 0)]
+    assert [run.status for run in ran] == ["ended", "lost", "ended"], ran
 
 
 def test_annotations_of_a_program_are_read_as_python_reads_them(sandbox: Sandbox) -> None:
