@@ -32,7 +32,7 @@ _REFUSED = {
         "open_tree 428 428, open_tree_attr 467 467, move_mount 429 429, mount_setattr 442 442, fsopen 430 430, "
         "fsconfig 431 431, fsmount 432 432, fspick 433 433, quotactl 179 60, quotactl_fd 443 443"
     ),
-    "sockets": "bind 49 200, connect 42 203",
+    "sockets": "bind 49 200, connect 42 203, setsockopt 54 208",
     "other processes": (
         "ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440, "
         "process_mrelease 448 448, pidfd_getfd 438 438, kcmp 312 272, migrate_pages 256 238, move_pages 279 239, "

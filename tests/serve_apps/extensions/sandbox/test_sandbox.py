@@ -222,6 +222,34 @@ def test_what_a_dead_runner_leaves_is_ended(world: World) -> None:
     assert inhabitants() <= before
 
 
+def test_buffers_of_sockets_keep_their_default_size(sandbox: Sandbox) -> None:
+    """The program counts what it puts there: free memory changes with all else that runs beside it."""
+    code = PROGRAMS["memory in buffers of sockets"]
+    free = psutil.virtual_memory().available
+    (ran,) = sandbox.run(Program(code=code), [""], time_s=10)
+    sizes = [int(line.split()[0]) for line in ran.stdout.splitlines()]
+    each = int(Path("/proc/sys/net/core/wmem_default").read_text())
+    assert len(sizes) == sandbox.config.processes, ran
+    assert 0 < sum(sizes) < 1.5 * each * sandbox.config.open_files * sandbox.config.processes
+    assert psutil.virtual_memory().available > free - (2 << 30)
+
+
+ORDINARY_USES = """
+import asyncio, multiprocessing
+async def ask():
+    asked = await asyncio.create_subprocess_exec("echo", "hi", stdout=-1)
+    return (await asked.communicate())[0]
+one, other = multiprocessing.Pipe()
+one.send(asyncio.run(ask()))
+print(other.recv().decode().strip())
+"""
+
+
+def test_programs_may_use_pairs_of_sockets(sandbox: Sandbox) -> None:
+    (ran,) = sandbox.run(Program(code=ORDINARY_USES), [""], time_s=10)
+    assert (ran.status, ran.stdout) == ("ended", "hi\n"), ran
+
+
 @pytest.mark.parametrize("victim", ["os.getppid()", "-1"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_program_that_signals_its_runner_leaves_no_zombie(number: int, victim: str) -> None:
