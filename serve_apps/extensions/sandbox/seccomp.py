@@ -3,7 +3,7 @@
 Every call that a judged program needs is allowed. The calls below are refused with an error number, not with a kill, so that
 a program that probes for a feature goes on without it: namespaces, mounts and keys; sockets of every family, except connected
 pairs; other processes' memory, limits and priority; kernel objects that no limit counts or that outlive a program; modes,
-owners, times and attributes of files, which Landlock does not restrict.
+owners, times and attributes of files, which Landlock does not restrict, and `flock`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _AF_UNIX, _SOCK_STREAM, _SOCK_TYPES = 1, 1, 0xF
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _X32 = 0x40000000
 
-_APART = "clone 56 220, clone3 435 435, socket 41 198, socketpair 53 199, prlimit64 302 261, ioctl 16 29"
-"""Told apart by their arguments: system calls with their numbers on x86-64 and on aarch64 (asm/unistd.h)."""
+_APART = "clone 56 220, clone3 435 435, socket 41 198, socketpair 53 199, prlimit64 302 261, ioctl 16 29, flock 73 32"
+"""Told apart by their arguments, or refused in a way of their own: system calls with their numbers on x86-64 and on aarch64
+(asm/unistd.h)."""
 _REFUSED = {
     "namespaces, mounts, quotas": (
         "unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, "
@@ -113,6 +114,8 @@ def seccomp_program(machine: str = "") -> bytes | None:
             ],
         ),
     ]
+    # Whoever may read a file could hold up those who lock it outside. Libraries that are told ENOSYS take another lock.
+    program += _if(_JUMP_EQ, numbers["flock"], [_refuse(_ENOSYS)])
     for number in _numbers(", ".join(_REFUSED.values()), column).values():
         program += _if(_JUMP_EQ, number, [_refuse(_EPERM)])
     program.append((_RETURN, 0, 0, _ALLOW))

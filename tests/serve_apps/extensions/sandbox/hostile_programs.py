@@ -154,6 +154,12 @@ while True: os.write(fd if fd > 0 else 1, b"x" * (1 << 20))""",
         for path in ('/tmp/link', '/tmp/root' + secret, '/tmp/loop', '/proc/1/root' + secret, '/proc/self/cwd/../..' + secret):
             try: print(open(path).read())
             except OSError as e: print(e.errno)""",
+    "locks a file of the host": """
+        import fcntl
+        file = open('/proc/self/exe')
+        while True:
+            try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError: pass""",
     "connects by TCP": """
         import socket
         port = int(input().split()[1])

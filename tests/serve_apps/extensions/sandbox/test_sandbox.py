@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import resource
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -234,20 +236,33 @@ def test_buffers_of_sockets_keep_their_default_size(sandbox: Sandbox) -> None:
     assert psutil.virtual_memory().available > free - (2 << 30)
 
 
+def test_a_lock_of_a_program_holds_up_nobody(sandbox: Sandbox) -> None:
+    with ThreadPoolExecutor() as pool, open(sandbox._python) as file:
+        run = pool.submit(sandbox.run, Program(code=PROGRAMS["locks a file of the host"]), [""])
+        while not run.done():
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # BlockingIOError: the program has it
+            fcntl.flock(file, fcntl.LOCK_UN)
+            time.sleep(0.01)
+    assert run.result()[0].status == "time"
+
+
 ORDINARY_USES = """
-import asyncio, multiprocessing
+import asyncio, fcntl, multiprocessing, sqlite3
 async def ask():
     asked = await asyncio.create_subprocess_exec("echo", "hi", stdout=-1)
     return (await asked.communicate())[0]
 one, other = multiprocessing.Pipe()
 one.send(asyncio.run(ask()))
-print(other.recv().decode().strip())
+with sqlite3.connect("a.db") as base:
+    base.execute("create table t(x)")
+fcntl.lockf(open("x", "w"), fcntl.LOCK_EX)
+print(other.recv().decode().strip(), base.execute("select count(*) from t").fetchone())
 """
 
 
-def test_programs_may_use_pairs_of_sockets(sandbox: Sandbox) -> None:
+def test_programs_may_use_pairs_of_sockets_and_lock_files_of_their_own(sandbox: Sandbox) -> None:
     (ran,) = sandbox.run(Program(code=ORDINARY_USES), [""], time_s=10)
-    assert (ran.status, ran.stdout) == ("ended", "hi\n"), ran
+    assert (ran.status, ran.stdout) == ("ended", "hi (0,)\n"), ran
 
 
 @pytest.mark.parametrize("victim", ["os.getppid()", "-1"])
