@@ -243,7 +243,7 @@ class Sandbox:
                 "file_bytes": config.scratch_mib << 20,
                 "output_bytes": config.output_kib << 10,
                 "open_files": config.open_files,
-                "processes": config.processes + (2 if wall == "bubblewrap" else 512),
+                "processes": config.processes + (1 if wall == "bubblewrap" else 512),
                 "scratch": scratch,
                 "supervised": wall != "bubblewrap",
                 "landlock": wall == "landlock",
@@ -283,7 +283,9 @@ class Sandbox:
             files = [_file_of(RUNNER_SOURCE)]  # the user NOBODY may not be able to read the folder of this package
             return [*_as_nobody(wall), *python, f"/dev/fd/{files[0]}"], files
         arguments = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-        arguments += ["--hostname", "sandbox"]
+        # The runner is the namespace's first process: of a program's signals it gets SIGINT alone. Were it a second one, its
+        # end would end the bwrap outside at once, and nobody would reap the first.
+        arguments += ["--as-pid-1", "--hostname", "sandbox"]
         for folder in self._readable:
             arguments += ["--ro-bind", folder, folder]
         for name in ("bin", "lib", "lib64"):
@@ -420,8 +422,7 @@ class _Runner:
         if self._process.returncode is not None:
             return
         if self._first is not None:
-            # Kill the namespace's first process and not the bwrap outside: that one then reaps it, and leaves no zombie. It
-            # ends as soon as the runner has ended, which may be before the rest of the namespace has.
+            # Kill the namespace's first process and not the bwrap outside: that one then reaps it, and leaves no zombie.
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
             gone = select.poll()

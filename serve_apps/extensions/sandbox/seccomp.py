@@ -3,7 +3,7 @@
 Every call that a judged program needs is allowed. The calls below are refused with an error number, not with a kill, so that
 a program that probes for a feature goes on without it: namespaces, mounts and keys; sockets of every family, except connected
 pairs; other processes' memory, limits and priority; kernel objects that no limit counts or that outlive a program; modes,
-owners, times and attributes of files, which Landlock does not restrict.
+owners, times and attributes of files, which Landlock does not restrict, and `flock`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _AF_UNIX, _SOCK_STREAM, _SOCK_TYPES = 1, 1, 0xF
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _X32 = 0x40000000
 
-_APART = "clone 56 220, clone3 435 435, socket 41 198, socketpair 53 199, prlimit64 302 261, ioctl 16 29"
-"""Told apart by their arguments: system calls with their numbers on x86-64 and on aarch64 (asm/unistd.h)."""
+_APART = "clone 56 220, clone3 435 435, socket 41 198, socketpair 53 199, prlimit64 302 261, ioctl 16 29, flock 73 32"
+"""Told apart by their arguments, or refused in a way of their own: system calls with their numbers on x86-64 and on aarch64
+(asm/unistd.h)."""
 _REFUSED = {
     "namespaces, mounts, quotas": (
         "unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, "
         "open_tree 428 428, open_tree_attr 467 467, move_mount 429 429, mount_setattr 442 442, fsopen 430 430, "
         "fsconfig 431 431, fsmount 432 432, fspick 433 433, quotactl 179 60, quotactl_fd 443 443"
     ),
-    "sockets": "bind 49 200, connect 42 203",
+    "sockets": "bind 49 200, connect 42 203, setsockopt 54 208",
     "other processes": (
         "ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, process_madvise 440 440, "
         "process_mrelease 448 448, pidfd_getfd 438 438, kcmp 312 272, migrate_pages 256 238, move_pages 279 239, "
@@ -113,6 +114,8 @@ def seccomp_program(machine: str = "") -> bytes | None:
             ],
         ),
     ]
+    # Whoever may read a file could hold up those who lock it outside. Libraries that are told ENOSYS take another lock.
+    program += _if(_JUMP_EQ, numbers["flock"], [_refuse(_ENOSYS)])
     for number in _numbers(", ".join(_REFUSED.values()), column).values():
         program += _if(_JUMP_EQ, number, [_refuse(_EPERM)])
     program.append((_RETURN, 0, 0, _ALLOW))

@@ -47,6 +47,27 @@ PROGRAMS: dict[str, str] = {
 fd = sys(319, b"x", 0)
 import os
 while True: os.write(fd if fd > 0 else 1, b"x" * (1 << 20))""",
+    "memory in buffers of sockets": """
+        import os, socket, time
+        pid = 1
+        for _ in range(7):
+            if pid: pid = os.fork()
+        ends, n = [], 0
+        try:
+            while True: ends += socket.socketpair()
+        except OSError: pass
+        for end in ends:
+            try: end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+            except OSError: pass
+            end.setblocking(False)
+            try:
+                while n < 64 << 20: n += end.send(bytes(1 << 16))
+            except OSError: pass
+        os.write(1, b'%d bytes\\n' % n)
+        time.sleep(0.2)
+        try:
+            while pid: os.wait()
+        except OSError: pass""",
     "shared memory segments": _SYSCALL + "for i in range(4096): print(sys(29, 0, 1 << 28, 0o600))",
     "disk, one file": "f = open('/tmp/x', 'wb')\nwhile True: f.write(b'x' * (1 << 20)); f.flush()",
     "disk, many files": """
@@ -133,6 +154,12 @@ while True: os.write(fd if fd > 0 else 1, b"x" * (1 << 20))""",
         for path in ('/tmp/link', '/tmp/root' + secret, '/tmp/loop', '/proc/1/root' + secret, '/proc/self/cwd/../..' + secret):
             try: print(open(path).read())
             except OSError as e: print(e.errno)""",
+    "locks a file of the host": """
+        import fcntl
+        file = open('/proc/self/exe')
+        while True:
+            try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError: pass""",
     "connects by TCP": """
         import socket
         port = int(input().split()[1])

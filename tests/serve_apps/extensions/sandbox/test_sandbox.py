@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
 import resource
 import shutil
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +41,7 @@ from tests.serve_apps.extensions.sandbox.hostile_programs import FUNCTIONS, HONE
 pytestmark = [pytest.mark.test, pytest.mark.needs_program("bwrap")]
 TIME_S = 1.0
 NOBODY, ORDINARY = 65534, 1234
+LIBC, PR_SET_CHILD_SUBREAPER = ctypes.CDLL(None), 36
 WRITTEN = {"x", "d", "link", "root", "loop", "kmsg", *map(str, range(1, 100))}
 """Names under which hostile programs write into /tmp."""
 EACH_PUSH = {
@@ -219,6 +223,61 @@ def test_what_a_dead_runner_leaves_is_ended(world: World) -> None:
         runner.send_signal(signal.SIGKILL)
         assert run.result(timeout=20)[0].status == "lost"
     assert inhabitants() <= before
+
+
+def test_buffers_of_sockets_keep_their_default_size(sandbox: Sandbox) -> None:
+    """The program counts what it puts there: free memory changes with all else that runs beside it."""
+    code = PROGRAMS["memory in buffers of sockets"]
+    free = psutil.virtual_memory().available
+    (ran,) = sandbox.run(Program(code=code), [""], time_s=10)
+    sizes = [int(line.split()[0]) for line in ran.stdout.splitlines()]
+    each = int(Path("/proc/sys/net/core/wmem_default").read_text())
+    assert len(sizes) == sandbox.config.processes, ran
+    assert 0 < sum(sizes) < 1.5 * each * sandbox.config.open_files * sandbox.config.processes
+    assert psutil.virtual_memory().available > free - (2 << 30)
+
+
+def test_a_lock_of_a_program_holds_up_nobody(sandbox: Sandbox) -> None:
+    with ThreadPoolExecutor() as pool, open(sandbox._python) as file:
+        run = pool.submit(sandbox.run, Program(code=PROGRAMS["locks a file of the host"]), [""])
+        while not run.done():
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # BlockingIOError: the program has it
+            fcntl.flock(file, fcntl.LOCK_UN)
+            time.sleep(0.01)
+    assert run.result()[0].status == "time"
+
+
+ORDINARY_USES = """
+import asyncio, fcntl, multiprocessing, sqlite3
+async def ask():
+    asked = await asyncio.create_subprocess_exec("echo", "hi", stdout=-1)
+    return (await asked.communicate())[0]
+one, other = multiprocessing.Pipe()
+one.send(asyncio.run(ask()))
+with sqlite3.connect("a.db") as base:
+    base.execute("create table t(x)")
+fcntl.lockf(open("x", "w"), fcntl.LOCK_EX)
+print(other.recv().decode().strip(), base.execute("select count(*) from t").fetchone())
+"""
+
+
+def test_programs_may_use_pairs_of_sockets_and_lock_files_of_their_own(sandbox: Sandbox) -> None:
+    (ran,) = sandbox.run(Program(code=ORDINARY_USES), [""], time_s=10)
+    assert (ran.status, ran.stdout) == ("ended", "hi (0,)\n"), ran
+
+
+@pytest.mark.parametrize("victim", ["os.getppid()", "-1"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_program_that_signals_its_runner_leaves_no_zombie(number: int, victim: str) -> None:
+    """A zombie's parent is then this process, which adopts orphans as the first process of a container does."""
+    sandbox, before = sandbox_of("bubblewrap"), {p.pid for p in psutil.Process().children()}
+    assert LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1) == 0
+    try:
+        sandbox.run(Program(code=f"import os\nos.kill({victim}, {int(number)})"), [""])
+        children = [p for p in psutil.Process().children() if p.pid not in before]
+        assert not [p for p in children if p.name() == "bwrap"]
+    finally:
+        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 @pytest.mark.parametrize("name", each_push(FUNCTIONS, EACH_PUSH))
@@ -454,7 +513,15 @@ def f(how):
     assert lives[0] == lives[1] == lives[2] == lives[3] and lives[4] != lives[0], (
         "a folder that cannot be removed costs a new sandbox"
     )
-    assert ran[5].status == ("lost" if wall == "bubblewrap" else "error") and ran[6].has_value
+    assert ran[5].status == ("ended" if wall == "bubblewrap" else "error") and ran[6].has_value
+
+
+def test_a_kept_sandbox_that_was_lost_is_started_anew() -> None:
+    """A runner is the first process of its namespace and gets only the signal that Python handles: SIGINT."""
+    code = "import os\ndef f(how): return os.kill(os.getppid(), how) or how"
+    with sandbox_of("bubblewrap").kept(Program(code=code, fn_name="f")) as kept:
+        ran = [kept.run([how]) for how in (0, signal.SIGINT, 0)]
+    assert [run.status for run in ran] == ["ended", "lost", "ended"], ran
 
 
 def test_annotations_of_a_program_are_read_as_python_reads_them(sandbox: Sandbox) -> None:
