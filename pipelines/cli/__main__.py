@@ -48,8 +48,12 @@ def _end(code: int) -> None:
         sys.stderr.flush()
     except BrokenPipeError:
         pass  # nobody reads any more; Python would say so
-    except (OSError, ValueError, AttributeError):
-        return  # the disk is full, or the streams are closed: Python has its ways for it
+    except OSError as error:  # mostly the disk is full
+        if code == 0:  # otherwise it was told
+            print(f"troupe: this command's output cannot be written: {error.strerror}", file=sys.stderr)
+        code = code or 1
+    except (ValueError, AttributeError):
+        return  # the streams are closed: Python has its ways for it
     os._exit(code)
 
 

@@ -31,6 +31,7 @@ from pipelines.cli.options import (
     RunName,
     TeamName,
     config_of_job,
+    errors,
     existing_run,
     find_run,
     load,
@@ -404,4 +405,8 @@ def main(run: Callable[[], None] = app) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack what a model said
     # Ray forks from processes that hold a LanceDB connection; the children never use it.
     warnings.filterwarnings("ignore", message="lancedb fork support")
-    run()
+    try:
+        run()
+    except OSError:  # help and version are written outside of commands, which report their own errors
+        with errors(debug=False):
+            raise

@@ -1,4 +1,4 @@
-"""infra/ray_head.sh with a stand-in for Ray: what the head inherits of whoever starts it."""
+"""infra/ray_head.sh with a stand-in for Ray: what the head inherits of whoever starts it, and what is said where it does not start."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ ls -l /proc/$$/fd
 [ ! -f "$HOME/raylet" ] || { sleep 60 & echo $! >"$HOME/raylet"; }
 echo "Ray runtime started"
 exec sleep 60
+"""
+
+RAY_THAT_NEVER_STARTS = """#!/usr/bin/env bash
+[ "$1" = start ] || exit 0
+echo start >>"$HOME/starts"
+printf 'Traceback (most recent call last):\\n  File "ray", line 1, in start\\n'
+echo "Exception: the node timed out during startup"
+exit 1
 """
 
 
@@ -69,3 +77,13 @@ def test_what_a_dead_head_left_running_is_ended_before_another_starts(tmp_path: 
             assert not raylet.is_running() or raylet.wait(5) is None
     finally:
         call("down")
+
+
+def test_a_head_that_never_starts_ends_in_one_sentence_with_what_to_do(tmp_path: Path) -> None:
+    environment = environment_of(tmp_path, RAY_THAT_NEVER_STARTS)
+    done = subprocess.run([SCRIPT, "up"], env=environment, check=False, capture_output=True, text=True)
+    said, last_line = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said.startswith("ray_head: Ray did not start") and said.endswith("End some, then repeat.")
+    assert "the node timed out during startup;" in last_line and last_line.endswith("ray/head.log")
+    assert (tmp_path / "starts").read_text().split() == ["start"] * 2, "Ray gives up where the machine stalls"

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipelines.cli.options import JOBS, LOOK, SERVE, TOOLS, TRAIN
+
 pytestmark = pytest.mark.test
 
 TROUPE = Path(sys.executable).parent / "troupe"
@@ -117,6 +119,14 @@ def test_a_second_run_with_the_same_name_and_another_config_is_refused(tmp_path:
     assert refused.returncode == 2
     assert "run 'demo' exists with another config" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_help_shows_the_panels_in_the_order_of_the_work_and_begins_with_what_a_newcomer_needs(tmp_path: Path) -> None:
+    lines = troupe(tmp_path, "--help").stdout.splitlines()
+    titles = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
+    assert titles == ["Options", TRAIN, LOOK, SERVE, JOBS, TOOLS]
+    first_of_panel = lines[next(i for i, line in enumerate(lines) if line.startswith(f"╭─ {TRAIN} ")) + 1]
+    assert first_of_panel.split()[1] == "new"
 
 
 def test_an_unknown_stage_is_told_which_there_are(tmp_path: Path) -> None:

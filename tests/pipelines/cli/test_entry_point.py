@@ -75,3 +75,14 @@ def test_a_command_whose_reader_has_enough_says_nothing(command: str, code: int)
     done = subprocess.run(asked, cwd=ROOT, env=own, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (code, ""), "and it is no lost infrastructure, after which one repeats"
+
+
+@pytest.mark.parametrize("is_unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["--version", "--help", "train --help", "validate infra/runs/demo.yaml"])
+def test_a_command_whose_output_finds_no_room_says_so_in_one_line(command: str, is_unbuffered: str) -> None:
+    asked = [sys.executable, "-m", "pipelines.cli", *command.split()]
+    own = {**os.environ, "PYTHONUNBUFFERED": is_unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(asked, cwd=ROOT, env=own, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith("troupe: ") and "this command's output" in line

@@ -38,6 +38,20 @@ def test_a_new_team_validates_and_its_own_test_passes(tmp_path: Path) -> None:
     assert "4 passed" in tested.stdout
 
 
+def test_sentences_for_answers_which_the_new_rule_never_pays_are_counted(tmp_path: Path) -> None:
+    team = made(tmp_path)
+    gate = team / "tasks" / "gate.jsonl"
+    first, *others = gate.read_text().splitlines()
+    row = json.loads(first)
+    gate.write_text("\n".join([json.dumps(row | {"answer": f"The result is {row['answer']}."}), *others]))
+    checked = troupe(team, "validate", "my_team.yaml")
+    assert checked.returncode == 0
+    assert (
+        f"1 tasks have a sentence for an answer, which only the same sentence matches, for example 'The result is {row['answer']}.'"
+        in (checked.stderr)
+    )
+
+
 def test_the_new_files_are_lint_free_and_formatted(tmp_path: Path) -> None:
     team = made(tmp_path)
     ruff = [str(TROUPE.with_name("ruff"))]

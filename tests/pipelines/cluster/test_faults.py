@@ -143,7 +143,10 @@ def test_out_of_memory_names_the_process_and_what_to_lower(name: str, says: str)
             OSError(errno.EROFS, "Read-only file system", "/data/x"),
             "/data/x cannot be used: Read-only file system. Let",
         ),
-        (OperationalError("INSERT", {}, Exception("database or disk is full")), "disk full while writing a store"),
+        (
+            OperationalError("INSERT", {}, Exception("database or disk is full")),
+            "a store or this command's output: free",
+        ),
     ],
 )
 def test_messages_say_what_to_do(error: BaseException, says: str) -> None:

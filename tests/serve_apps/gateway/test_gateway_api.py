@@ -476,6 +476,27 @@ async def test_a_revoked_key_is_refused_even_if_the_file_keeps_its_modification_
         ring.find(f"Bearer {secret}")
 
 
+async def test_a_stream_of_a_key_that_is_revoked_goes_on_to_its_end_and_is_the_last(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """What the guide says of it (guides/gateway.md)."""
+    file = tmp_path / "keys.json"
+    secret, key = make_key("web")
+    _, other = make_key("owl")
+    write_keys(file, [key])
+    scene = Scene(tiny_model, keys_file=str(file))
+    scene.streams.pause_s = 0.5
+    body = {"model": "demo/solver", "messages": HELLO, "stream": True}
+    async with scene.http(secret) as client:
+        asked = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
+        await until(scene.service.in_flight)
+        write_keys(file, [other])
+        await asyncio.sleep(CHECK_INTERVAL_S + 0.05)
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 401
+        assert scene.service.in_flight(), "it has not ended before"
+        assert (await asked).text.endswith("data: [DONE]\n\n")
+
+
 async def test_metadata_that_is_nested_too_deep_to_be_stored_is_refused(scene: Scene) -> None:
     fits: dict[str, Any] = {"a": 1}
     for _ in range(18):

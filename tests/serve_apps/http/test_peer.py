@@ -110,6 +110,12 @@ def test_a_wrong_dashboard_of_a_ray_job_is_told_so(way: str) -> None:
         RayJobs(server.url).job("daily-count-a0")
 
 
+def test_a_cluster_that_cannot_say_whether_it_has_a_package_is_not_taken_to_have_it() -> None:
+    with hostile_peer("is overloaded") as server, pytest.raises(ClusterUnreachable, match="answered HTTP 503"):
+        JobApi(server.url, timeout_s=0.5).upload("package.zip", b"zip")
+    assert server.num_requests == 1, "nothing was sent"
+
+
 def search(server: HostilePeer) -> Any:
     async def run() -> Any:
         retriever = HttpRetriever([server.url], max_attempts=2, timeout_s=0.5, deadline_s=5)

@@ -71,11 +71,18 @@ def many_languages(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         "th": "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย",
         "ko": "광주는 한국의 도시이다",
         "en": "The café runs by foo_bar.",
+        "tr": "İstanbul bir şehirdir.",
     }
     folder = tmp_path_factory.mktemp("languages")
     rows = [{"id": name, "title": name.upper(), "text": text} for name, text in texts.items()]
     build_corpus(str(folder / "index"), written(folder / "documents.jsonl", rows))
     return Corpus(str(folder / "index"))
+
+
+def test_a_dotted_capital_i_is_found_as_it_is_written(many_languages: Corpus) -> None:
+    """What the guide says of it (guides/tools.md); letters with other marks are found without them."""
+    found = many_languages.search(["istanbul", "ISTANBUL", "İstanbul", "sehirdir"], top_k=5)
+    assert [[document.document_id for document in row] for row in found] == [[], [], ["tr"], ["tr"]]
 
 
 def test_a_name_that_is_a_common_word_of_some_language_is_found(tmp_path: Path) -> None:

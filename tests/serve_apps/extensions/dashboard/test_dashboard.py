@@ -83,6 +83,29 @@ def test_every_view_shows_what_is_stored_and_hostile_text_stays_text(site: tuple
     assert html.count('class="block ') == 5 and html.count('<path class="arrow') == 5
 
 
+FRAME = '<iframe width="400" height="800" src="page.html"></iframe><script>onmessage = (e) => (document.title = e.data)</script>'
+MEASURE = """<script>onload = () => {
+  const parts = [document.documentElement, document.querySelector("header.top")];
+  parent.postMessage(parts.map((part) => `${part.scrollWidth}/${part.clientWidth}`).join(" "), "*");
+}</script>"""
+
+
+@pytest.mark.parametrize("view", ["", "/traces/demo", "/compare/demo/sum-0?purpose=gate"])
+def test_a_narrow_page_shows_its_whole_header(view: str, site: tuple[str, str], tmp_path: Path) -> None:
+    """What the scripts have drawn, in a frame of 400 px: a browser's window may be no narrower than 500."""
+    html, _ = shown(f"{site[0]}/#{view}", tmp_path / "profile")
+    drawn = re.sub(r"<script.*?</script>", "", html).replace("<head>", f'<head><base href="{site[0]}/">')
+    (tmp_path / "page.html").write_text(drawn.replace("</body>", f"{MEASURE}</body>"))
+    (tmp_path / "frame.html").write_text(FRAME)
+    measured, _ = shown(f"file://{tmp_path}/frame.html", tmp_path / "profile")
+    title = re.search(r"<title>(.*)</title>", measured)
+    assert title is not None, measured
+    for part in title[1].split():
+        content, width = map(int, part.split("/"))
+        assert content <= width <= 400, title[1]
+    assert len(title[1].split()) == 2
+
+
 def test_a_gateway_with_keys_asks_for_an_api_key(tiny_model: Path, tmp_path: Path) -> None:
     _, key = make_key("ops", scopes=("admin",))
     with over_http(Scene(tiny_model, keys_file=keys_file(tmp_path, key)), free_port()) as url:
