@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from pipelines.extensions.code_tasks.code_tests import read_tests
+from pipelines.extensions.code_tasks.code_verifier import Judgement
 from pipelines.extensions.code_tasks.reflective_code import ReflectiveCode
+from serve_apps.authoring.fair_lanes import CALLER
 from stores.types import EpisodeStatus, Task
 from tests.serve_apps.plays import agents_of, play
 
@@ -73,3 +81,36 @@ def test_code_without_hidden_tests_is_an_error_of_the_task() -> None:
     trace = play(ReflectiveCode(), task, lambda *_: "")
     assert trace.status is EpisodeStatus.AGENT_ERROR
     assert "task t7: holds no case" in trace.error
+
+
+@dataclass
+class SlowJudge:
+    """Passes every program, in the order in which they come, and none before it is let go."""
+
+    may_go: threading.Event = field(default_factory=threading.Event)
+    judged: list[str] = field(default_factory=list)
+
+    def judge(self, code: str, *_: Any, **__: Any) -> Judgement:
+        assert self.may_go.wait(10)
+        self.judged.append(code)
+        return Judgement(verdict="pass", passed=1, total=1, num_tests=1, cases=(), seconds=0.0)
+
+
+def test_a_caller_with_many_programs_does_not_hold_the_judges_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    workflow, judge = ReflectiveCode(), SlowJudge()
+    monkeypatch.setattr(workflow, "_judge", judge)
+    tests = read_tests(TESTS, place="here")
+
+    async def ask() -> None:
+        asked = []
+        for caller, codes in (("greedy", ["g0", "g1", "g2", "g3", "g4"]), ("honest", ["h0"])):
+            CALLER.set(caller)
+            verify = workflow.tools["verify"].function
+            asked += [asyncio.create_task(verify(code=c, tests=tests, num_shown=0, statement="")) for c in codes]
+        await asyncio.sleep(0)  # each has come to the lanes
+        judge.may_go.set()
+        await asyncio.gather(*asked)
+
+    asyncio.run(ask())
+    assert judge.judged.index("h0") <= 2, judge.judged
