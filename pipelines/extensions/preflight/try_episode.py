@@ -71,7 +71,8 @@ def _speaker(config: RunConfig, workflow: Workflow) -> Callable[[AgentCall], str
     """Says what the demonstrator of the warm start would, or else the shortest text that fits an agent's contract."""
     if config.warmstart is None or not config.warmstart.demonstrator:
         return lambda call: example_of(workflow.agents[call.agent].contract)
-    demonstrator = open_by_name(config.warmstart.demonstrator, place="warmstart.demonstrator")
+    name = config.warmstart.demonstrator
+    demonstrator = open_by_name(name, place="warmstart.demonstrator")
     dice = random.Random(config.seed)
 
     def demonstrated(call: AgentCall) -> str:
@@ -79,7 +80,7 @@ def _speaker(config: RunConfig, workflow: Workflow) -> Callable[[AgentCall], str
             return str(demonstrator(call.agent, call.task, call.inputs, dice))
         except Exception as error:
             raise AuthorError(
-                f"warmstart.demonstrator {config.warmstart.demonstrator!r} raised {type(error).__name__}: {error}: where it was written "
+                f"warmstart.demonstrator {name!r} raised {type(error).__name__}: {error}: where it was written "
                 "for other tasks, name one for these, or begin with a model (`warmstart: null`)"
             ) from error
 
