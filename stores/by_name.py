@@ -49,7 +49,7 @@ def open_by_name(
     """
     at = f"{place}: " if place else ""
     module_name, _, name = path.partition(":")
-    if not re.fullmatch(MODULE, module_name) or not name:
+    if not MODULE.fullmatch(module_name) or not name:
         raise ValueError(f"{at}{path!r} is not of the form 'package.module:Name'")
     loaded = set(sys.modules)
     module = _imported(module_name, path, at)

@@ -36,9 +36,9 @@ PREFIX = "troupe_code_"
 TROUPE = ("dags", "pipelines", "serve_apps", "stores", "train_loops")
 MAX_BYTES = 4 * 2**20
 """Of the source files of a team: they travel with every change of its route."""
-MODULE = r"[\w-]+(\.[\w-]+)*"
+MODULE = re.compile(r"[\w-]+(\.[\w-]+)*")
 """The name of a module in a dotted path: of any file, also of one that no import statement could name."""
-_DOTTED = re.compile(rf"{MODULE}:[^\W\d]\w*")
+_DOTTED = re.compile(r"[\w-]+(\.[\w-]+)*:[^\W\d]\w*")
 """`package.module:Name`."""
 
 
