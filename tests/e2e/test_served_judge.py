@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from pipelines.config.run_config import load_config
+from pipelines.config.sections import DottedConfig
+from pipelines.credit.rule import load_credit
 from pipelines.run.run import Run
 from tests.e2e.grader_team import PROMPT, score_of
 from tests.e2e.local_runs import CONFIG
@@ -75,8 +77,8 @@ def test_a_team_is_paid_what_a_served_grader_scores(head: dict[str, str], tmp_pa
     credit = {"path": "pipelines.extensions.judge.judged_outcome:JudgedOutcome", "settings": judge}
     settings = [f"storage.root={tmp_path}", "iterations=1", f"credit={json.dumps(credit)}"]
     changes = [word for setting in settings for word in ("--set", setting)]
-    shown = run(troupe, "validate", str(CONFIG), *changes, folder=tmp_path, environment=head)
-    (agreement,) = (line for line in shown.splitlines() if "agreement" in line)
+    run(troupe, "validate", str(CONFIG), *changes, folder=tmp_path, environment=head)
+    (agreement,) = load_credit(DottedConfig(**credit)).preflight()
     run(troupe, "train", str(CONFIG), *changes, folder=tmp_path, environment=head)
 
     paid = Run(load_config(CONFIG, {"storage.root": str(tmp_path), "iterations": 1, "credit": credit}))
