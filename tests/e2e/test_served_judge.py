@@ -19,7 +19,7 @@ from tests.e2e.local_runs import CONFIG
 from tests.e2e.test_own_team import BIN, ROOT, run
 from tests.servers import free_port
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 
 def grader_config(root: Path, port: int) -> Path:
