@@ -75,13 +75,14 @@ def test_a_team_is_paid_what_a_served_grader_scores(head: dict[str, str], tmp_pa
         "max_tokens": 16,
     }
     credit = {"path": "pipelines.extensions.judge.judged_outcome:JudgedOutcome", "settings": judge}
-    settings = [f"storage.root={tmp_path}", "iterations=1", f"credit={json.dumps(credit)}"]
-    changes = [word for setting in settings for word in ("--set", setting)]
+    # With small.yaml's 240 demonstrations few answers are numbers.
+    settings = {"storage.root": str(tmp_path), "iterations": 1, "credit": credit, "warmstart.num_demonstrations": 1500}
+    changes = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     run(troupe, "validate", str(CONFIG), *changes, folder=tmp_path, environment=head)
     (agreement,) = load_credit(DottedConfig(**credit)).preflight()
     run(troupe, "train", str(CONFIG), *changes, folder=tmp_path, environment=head)
 
-    paid = Run(load_config(CONFIG, {"storage.root": str(tmp_path), "iterations": 1, "credit": credit}))
+    paid = Run(load_config(CONFIG, settings))
     scored = paid.iteration(1).scored
     answers = {trace.episode_id: trace.answer for trace in paid.traces.read_traces(paid.iteration(1).collected.traces)}
     outcomes = {r.episode_id: r.outcome for r in paid.traces.read_rewards(scored.rewards)}
