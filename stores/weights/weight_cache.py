@@ -96,10 +96,10 @@ def _is_used(target: Path, names: Sequence[str], size_bytes: int | None = None) 
     """
     try:
         os.utime(target)
-        found = sum((target / name).stat().st_size for name in names)
+        num_bytes = sum((target / name).stat().st_size for name in names)
     except FileNotFoundError:
         return False
-    return size_bytes in (None, found) and (target / MANIFEST).is_file()
+    return size_bytes in (None, num_bytes) and (target / MANIFEST).is_file()
 
 
 def remove_copy(copy: Path) -> None:
